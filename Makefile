@@ -53,7 +53,7 @@ stats:          ## how good predicted lengths have been: a table and a picture; 
 
 top:            ## what each instance of a cluster carries, again and again; docs/llumnix.md
 	@build/set-up
-	@$(PY) -m python_backends.launcher.control top $(ARGS)
+	@$(PY) -m commands.control top $(ARGS)
 
 trace:          ## what the instances on this host do in their next steps, for ui.perfetto.dev; docs/tracing.md
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }

@@ -57,7 +57,7 @@ PROCESSES = {
         (405, 84, 304, 132),
         BLUE,
         ("owns the client streams;", "says which instance gets a request"),
-        ("streams", "predictor link", "life"),
+        ("streams", "control", "predictor link", "life"),
         ("client streams, tokens delivered, request epochs", "which instances should run"),
     ),
     "detokenizer": Process(

@@ -18,7 +18,7 @@ from tests.support.server.serving import ROOT, Gapless
 from tests.support.server.terminal import Terminal
 from tests.support.shuffle import SHUFFLE
 
-CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
+CONTROL = [sys.executable, "-m", "commands.control"]
 PICTURES = ROOT / "docs/pictures"
 TYPED = (
     "Convert to camelCase: read_all_lines",

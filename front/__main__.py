@@ -19,10 +19,10 @@ from front.keys import VARIABLE, Keys, read_keys
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
-from python_backends.launcher.run_files import FRONT
 from python_backends.linux.process_group import ASK
 from python_backends.settings import ROOT, Settings, SettingsError, read_settings
-from python_backends.watching.board import Board
+from python_backends.watching.board import FRONT, Board
+from python_backends.wires.run_directory import SETTINGS
 
 log = logging.getLogger("gapless.front")
 
@@ -94,7 +94,7 @@ def main(run_directory: Path) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     signal.signal(ASK, lambda *_: sys.exit(0))  # until it serves
     try:
-        asyncio.run(serve(read_settings(run_directory / "settings.json"), run_directory))
+        asyncio.run(serve(read_settings(run_directory / SETTINGS), run_directory))
     except (SettingsError, CheckpointError, OSError) as error:
         log.error("the front can't be started: %s", error)
         return 1

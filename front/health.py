@@ -7,7 +7,7 @@ from pathlib import Path
 
 from front.model import Model
 from python_backends.launcher.readiness import SAY_EVERY_S, path_of
-from python_backends.watching.instance_state import DRAINING
+from python_backends.watching.launcher_record import is_draining
 
 LONGEST_SILENCE_S = 2 * SAY_EVERY_S
 
@@ -21,4 +21,4 @@ def is_healthy(run_directory: Path, http_port: int, model: Model) -> bool:
     except OSError:
         return False
     is_told = time.time() - said_s < LONGEST_SILENCE_S
-    return is_told and model.has_instance and not (run_directory / DRAINING).exists()
+    return is_told and model.has_instance and not is_draining(model.board)

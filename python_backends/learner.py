@@ -28,6 +28,7 @@ from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
 from python_backends.settings import PredictionSettings, read_settings
 from python_backends.wires.records import LearnerEnd
+from python_backends.wires.run_directory import SETTINGS
 
 log = logging.getLogger("gapless.learner")
 
@@ -116,7 +117,7 @@ def main(run_directory: Path) -> None:
     stopping: list[int] = []
     for name in (ASK, signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
-    settings = read_settings(run_directory / "settings.json")
+    settings = read_settings(run_directory / SETTINGS)
     adopt(settings)
     directory = directory_of(settings)
     held = lock(directory, lambda: bool(stopping))

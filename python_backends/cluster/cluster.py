@@ -16,7 +16,7 @@ from python_backends.cluster.scaling import Scaling
 from python_backends.moving.coordinator import Coordinator
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
-from python_backends.watching.cluster_files import MoveOrder, MoveResult
+from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 
@@ -29,34 +29,28 @@ class Cluster:
         table: StreamTable,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        wanted: frozenset[int] | None = None,
+        state: ClusterState | None = None,
     ) -> None:
-        """`wanted`: the instances that should run, as an earlier scheduler model has said; None: nothing is
-        known of one.
-        """
+        """`state`: of an earlier scheduler model; None: there was none."""
         self._router = router
         self._table = table
         self._clock = clock
         self._every_s = router.policy.balance_every_s
         self._coordinator = Coordinator(table.submissions, metrics, router.step_s, clock)
         self._balancer = Balancer(settings, router, self._coordinator, table.submissions, metrics)
-        self._asked = AskedMoves(settings, router, self._coordinator, self._balancer, table.submissions)
-        self._scaling = Scaling(settings, router, metrics, wanted, clock)
+        asked = AskedMoves(settings, router, self._coordinator, self._balancer, table, clock)
+        self.move = asked.carry_out  # the order to move one request
+        self.scaling = Scaling(settings, router, metrics, state, clock)
         self._balanced_s = clock()
 
     @property
     def wanted(self) -> frozenset[int]:
         """The instances that should run."""
-        return self._scaling.wanted
-
-    @property
-    def move_results(self) -> tuple[MoveResult, ...]:
-        """What became of the latest orders to move a request."""
-        return self._asked.results
+        return self.scaling.wanted
 
     def ready(self, news: InstanceReady) -> None:
         """If the instance should not run, only the cluster may be told that it is ready."""
-        self._scaling.ready(news.instance)
+        self.scaling.ready(news.instance)
         if news.instance in self.wanted:
             self._coordinator.instance_ready(news.instance, news.hello)
 
@@ -64,28 +58,17 @@ class Cluster:
         """To be called after the stream table knows it. If the instance should not run, only the cluster may
         be told.
         """
-        self._scaling.lost(news.instance)
+        self.scaling.lost(news.instance)
         self._coordinator.instance_lost(news.instance)
 
     def heard(self, news: InstanceMove) -> None:
         self._coordinator.heard(news.instance, news.message)
 
-    def order(self, drained: frozenset[int], num_instances: int | None = None) -> None:
-        """`drained`, and no others, are to be empty: they get no request, and what they have goes elsewhere.
-        `num_instances` should run; None: as many as the load or the settings say.
-        """
-        self._scaling.order(drained, num_instances)
-
-    def ask_move(self, order: MoveOrder) -> None:
-        """An order to move one request, which was not given before."""
-        self._asked.ask(order, self._table.streams, self._clock())
-
     def look(self) -> None:
         """Once a turn, after the news."""
         now_s, num_moves = self._clock(), len(self._coordinator)
         self._coordinator.check(self._router.draining)
-        self._asked.look(now_s)
-        for instance in self._scaling.decide(self._is_empty):
+        for instance in self.scaling.decide(self._is_empty):
             self._forget(instance)
         self._table.submissions.close(self._router.draining)
         has_ended = len(self._coordinator) < num_moves

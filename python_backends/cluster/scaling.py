@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from python_backends.cluster.autoscaler import Autoscaler
 from python_backends.cluster.router import Router
+from python_backends.nouns.order import RefusedOrderError
 from python_backends.settings import ClusterSettings
+from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
 
 
@@ -24,26 +26,47 @@ class Scaling:
         settings: ClusterSettings,
         router: Router,
         metrics: Metrics,
-        wanted: frozenset[int] | None,
+        state: ClusterState | None,
         clock: Callable[[], float],
     ) -> None:
-        """`wanted`: what an earlier scheduler model has said; None: nothing is known of one."""
-        self.wanted = wanted or frozenset(range(settings.instances))
+        """`state`: of an earlier scheduler model; None: there was none."""
+        state = state or ClusterState(frozenset(range(settings.instances)))
+        self.wanted, self._drained, self._ordered = state.wanted, state.drained, state.ordered
         self.leaving: frozenset[int] = frozenset()
         self._settings = settings
         self._router = router
         self._metrics = metrics
         self._autoscaler = Autoscaler(settings, router.freeness_of, clock)
-        self._drained: frozenset[int] = frozenset()
-        self._ordered: int | None = None
         self._ending: set[int] = set()  # should run no more, but have a session
 
-    def order(self, drained: frozenset[int], num_instances: int | None) -> None:
-        """`drained` are to be empty, but stay; `num_instances`: so many should run; None: no order says how
-        many.
-        """
-        self._drained, self._ordered = drained, num_instances
-        self._router.draining = drained | self.leaving
+    @property
+    def state(self) -> ClusterState:
+        return ClusterState(self.wanted, self._drained, self._ordered)
+
+    @property
+    def draining(self) -> frozenset[int]:
+        """Instances that are to be empty, by an order or because there are too many."""
+        return self._drained | self.leaving
+
+    def drain(self, instance: int) -> None:
+        """It is to be empty, but stays. Raises RefusedOrderError if no other gets requests."""
+        drained = self._drained | {instance}
+        if drained.issuperset(view.number for view in self._router.takers):
+            last = f"instance {instance} is the last one that gets requests"
+            raise RefusedOrderError(f"{last}: restore another first")
+        self._drained = drained
+        self._router.draining = self.draining
+
+    def restore(self, instance: int) -> None:
+        """It gets requests again. Raises RefusedOrderError if it is one too many."""
+        self._drained -= {instance}
+        self._router.draining = self.draining
+        if instance in self.leaving:
+            raise RefusedOrderError(f"instance {instance} is to be empty: it is one too many")
+
+    def scale(self, num_instances: int | None) -> None:
+        """So many should run; None: the load or the settings decide."""
+        self._ordered = num_instances
 
     def ready(self, instance: int) -> None:
         """There is a session with it."""
@@ -66,7 +89,7 @@ class Scaling:
             self._start_one()
         for _ in range(-num_more):
             self._begin_to_end_one()
-        self._router.draining = self._drained | self.leaving
+        self._router.draining = self.draining
         return ended
 
     # --- inside

@@ -39,6 +39,8 @@ from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.launcher_record import is_draining
+from python_backends.wires.run_directory import SETTINGS
 from python_backends.wires.sessions import InstanceEnd
 
 log = logging.getLogger("gapless.instance")
@@ -81,11 +83,11 @@ def main(run_directory: Path, number: int) -> None:
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     traces: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, _frame: traces.append(signum))
-    ending = Ending(run_directory)
+    ending = Ending(partial(is_draining, Board.inherited()))
     ending.obey_signals()
     state = InstanceRecord(Board.inherited(), number)
     state.write_on(State.STARTING)
-    settings = read_settings(run_directory / "settings.json")
+    settings = read_settings(run_directory / SETTINGS)
     check_texts(settings)
     scheduler, engine = build(settings)
     copier = build_copier(settings, engine, run_directory, number)
@@ -110,7 +112,7 @@ def main(run_directory: Path, number: int) -> None:
         if traces:
             traces.clear()
             _trace(instance)
-    state.write_on(State.DRAINING)
+    state.write_on(State.DEAD)
     # the copier uses the engine's memory, and all may call link.wake until they are closed
     for part in (watch, spare, adapters, copier, engine, link):
         if part is not None:

@@ -6,10 +6,8 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from python_backends.linux.process_group import ASK
-from python_backends.watching.instance_state import DRAINING
 
 WAIT_S = 1.0  # by then a launcher that got the same signal has said that it drains
 
@@ -19,8 +17,9 @@ class Ending:
     launcher drains: then they were sent to all processes, as systemd does, and open requests may end first.
     """
 
-    def __init__(self, run_directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._draining = run_directory / DRAINING
+    def __init__(self, is_draining: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        """`is_draining`: whether the launcher does so."""
+        self._is_draining = is_draining
         self._clock = clock
         self._at_s = math.inf
 
@@ -39,6 +38,6 @@ class Ending:
         """To be asked at every turn of the loop."""
         if self._at_s == math.inf or self._at_s > self._clock():
             return False
-        if self._at_s > -math.inf and self._draining.exists():
+        if self._at_s > -math.inf and self._is_draining():
             self._at_s = math.inf  # the launcher will say when
         return self._at_s < math.inf

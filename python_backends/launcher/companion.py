@@ -9,17 +9,23 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 
 from python_backends.launcher.health import Pause
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.process_group import deaf, end_group, start_group
 from python_backends.settings import ROOT
+from python_backends.watching.board import VARIABLE
+from python_backends.watching.launcher_record import LauncherRecord
 
 log = logging.getLogger("gapless")
 
 STOP_S = 2.0
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class Companion:
@@ -30,18 +36,16 @@ class Companion:
         name: str,
         module: str,
         files: RunFiles,
+        record: LauncherRecord,
         longest_pause_s: float,
-        environment: Mapping[str, str] | None = None,
-        fds: Sequence[int] = (),
     ) -> None:
         """`name` is that in the log and in the counts of restarts. `longest_pause_s` is from its end to the
-        next start. The process gets the run directory as its argument, and inherits `fds`.
+        next start. The process gets the run directory as its argument, and inherits the board.
         """
         self._name = name
         self._files = files
+        self._record = record
         self._command = deaf([sys.executable, "-m", module, str(files.directory)])
-        self._environment = {**ENVIRONMENT, **(environment or {})}
-        self._fds = fds
         self._process: subprocess.Popen[bytes] | None = None
         self._pause = Pause(longest_pause_s)
         self._has_to_be_counted = False  # it ended, and was not started again since
@@ -70,16 +74,17 @@ class Companion:
             self._start()
 
     def _start(self) -> None:
-        environment = {**os.environ, **self._environment}
+        board = self._record.board.fd
+        environment = {**os.environ, **ENVIRONMENT, VARIABLE: str(board)}
         try:
-            self._process = start_group(self._command, environment, cwd=ROOT, pass_fds=self._fds)
+            self._process = start_group(self._command, environment, cwd=ROOT, pass_fds=[board])
         except OSError as error:  # too many processes, for example
             what = "the %s can't be started (%s); trying again in %.0f s"
             log.warning(what, self._name, error, self._pause.next_s)
             self._pause.begin()
             return
         if self._has_to_be_counted:
-            self._files.restarts.add(self._name)
+            self._record.count_restart(self._name)
         self._has_to_be_counted = False
 
     def stop(self) -> None:

@@ -7,10 +7,11 @@ import socket
 
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, ip_of
 from python_backends.launcher.companion import Companion
-from python_backends.launcher.run_files import FRONT, RunFiles
+from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.pauses import Silence
 from python_backends.settings import Settings
-from python_backends.watching.board import VARIABLE, Board
+from python_backends.watching.board import FRONT
+from python_backends.watching.launcher_record import LauncherRecord
 
 log = logging.getLogger("gapless")
 
@@ -21,10 +22,9 @@ CONNECT_S = 1.0
 class FrontProcess(Companion):
     """There is none where front.port is 0."""
 
-    def __init__(self, settings: Settings, files: RunFiles, board: Board) -> None:
-        environment = {VARIABLE: str(board.fd), "TOKENIZERS_PARALLELISM": "false"}
-        super().__init__(FRONT, "front", files, LONGEST_PAUSE_S, environment, [board.fd])
-        self._board = board
+    def __init__(self, settings: Settings, files: RunFiles, record: LauncherRecord) -> None:
+        super().__init__(FRONT, "front", files, record, LONGEST_PAUSE_S)
+        self._board = record.board
         self._port = settings.front.port
         self._ready_s, self._dead_after_s = settings.server.ready_s, settings.streams.dead_after_s
         ip = ip_of(settings.server.address)

@@ -13,8 +13,9 @@ from python_backends.launcher.health import FailedStarts, GiveUpError, Start
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.pauses import Silence, longest_silence_s
 from python_backends.settings import Settings
-from python_backends.watching.board import Board, instance_name
+from python_backends.watching.board import instance_name
 from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.launcher_record import LauncherRecord
 
 log = logging.getLogger("gapless")
 
@@ -24,14 +25,17 @@ END_S = 3.0  # time to end after it was asked to
 class InstanceProcess:
     """Decides when the process is started and ended; `child` does both."""
 
-    def __init__(self, settings: Settings, files: RunFiles, board: Board, number: int, child: Child) -> None:
+    def __init__(
+        self, settings: Settings, files: RunFiles, launcher: LauncherRecord, number: int, child: Child
+    ) -> None:
+        self._launcher = launcher
         self.number = number
         self.name = f"instance {number}"
         self._process_name = instance_name(number)
         self._files = files
         self._settings = settings
         self._child = child
-        self._record = InstanceRecord(board, number)
+        self._record = InstanceRecord(launcher.board, number)
         self._start = Start(self.name, self._start_child)
         self._failed_starts = FailedStarts(self.name)
         self._is_on = False  # False: it was not started, or has ended as it was asked to
@@ -74,7 +78,7 @@ class InstanceProcess:
         was_ready = self._was_ready()
         self._book(was_ready, what_happened)
         log.warning("%s %s; starting it again", self.name, what_happened)
-        self._files.restarts.add(self._process_name)
+        self._launcher.count_restart(self._process_name)
         self.start(has_failed=not was_ready)
 
     def end(self) -> None:
@@ -107,7 +111,6 @@ class InstanceProcess:
         self._child.start()
 
     def _was_ready(self) -> bool:
-        """Its record says anything but STARTING: also DRAINING, which it writes at its end."""
         return self._record.read()[0] is not State.STARTING
 
     def _book(self, was_ready: bool, what_happened: str) -> None:

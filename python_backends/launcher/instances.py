@@ -1,6 +1,6 @@
 """All instances of one server: starts, watches and ends their processes.
 
-The scheduler model writes to its status file which instances should run; before that, it is the first
+The scheduler model writes on the board which instances should run; before that, it is the first
 `cluster.instances`. Owns the processes. The supervisor makes one `InstanceProcesses` and calls `start`,
 `heal` and `stop`.
 """
@@ -14,8 +14,8 @@ from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.instance_process import InstanceProcess
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import Settings
-from python_backends.watching.board import Board
-from python_backends.watching.cluster_files import ClusterStatus
+from python_backends.watching.cluster_state import ClusterState
+from python_backends.watching.launcher_record import LauncherRecord
 
 log = logging.getLogger("gapless")
 
@@ -26,17 +26,17 @@ class InstanceProcesses:
     """
 
     def __init__(
-        self, settings: Settings, files: RunFiles, board: Board, processors: frozenset[int] | None
+        self, settings: Settings, files: RunFiles, record: LauncherRecord, processors: frozenset[int] | None
     ) -> None:
         """As many as `settings.cluster` allows. Those on this host share `processors` (None: those of the
         launcher). Raises SettingsError if there is no place for them.
         """
-        self._fleet = fleet_of(settings, files, board, processors)
+        self._fleet = fleet_of(settings, files, record.board, processors)
         self._processes = [
-            InstanceProcess(settings, files, board, number, self._fleet.child(number))
+            InstanceProcess(settings, files, record, number, self._fleet.child(number))
             for number in range(settings.cluster.most_instances)
         ]
-        self._status = ClusterStatus(files.directory)
+        self._board = record.board
         self._wanted = frozenset(range(settings.cluster.instances))
         self._given_up: set[int] = set()
 
@@ -83,9 +83,9 @@ class InstanceProcesses:
         return [process for process in self._processes if process.number in self._wanted]
 
     def _follow(self) -> None:
-        """Reads from the file which instances should run. Without a valid file nothing changes."""
-        if len(self._processes) > 1:
-            self._wanted = self._status.read_wanted(len(self._processes)) or self._wanted
+        state = ClusterState.read(self._board)
+        if state is not None:
+            self._wanted = state.wanted
             self._given_up &= self._wanted
 
     def _heal_one(self, process: InstanceProcess) -> None:

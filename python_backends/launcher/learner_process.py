@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from python_backends.launcher.companion import Companion
-from python_backends.launcher.run_files import LEARNER, RunFiles
+from python_backends.launcher.run_files import RunFiles
+from python_backends.watching.launcher_record import LauncherRecord
 
+LEARNER = "learner"  # its name in the counts of restarts
 LONGEST_PAUSE_S = 300.0
 
 
 class LearnerProcess(Companion):
-    def __init__(self, files: RunFiles) -> None:
-        super().__init__(LEARNER, "python_backends.learner", files, LONGEST_PAUSE_S)
+    def __init__(self, files: RunFiles, record: LauncherRecord) -> None:
+        super().__init__(LEARNER, "python_backends.learner", files, record, LONGEST_PAUSE_S)

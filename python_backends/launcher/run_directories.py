@@ -16,9 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from python_backends.wires.run_directory import MARK
+
 PREFIX = "gapless-"
-MARK = "launcher"  # a file in every run directory; a directory without it is not a run directory
-OF_KEEPER = "keeper"  # what is in that file if a keeper and not a launcher made the directory
+OF_KEEPER = "keeper"  # what is in the file MARK if a keeper and not a launcher made the directory
 # bytes: Linux takes 107 for the name of a socket
 LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")
 
@@ -65,7 +66,7 @@ def sweep(parent: Path) -> None:
 
 def in_use(parent: Path) -> list[Path]:
     """Returns the run directories in `parent` that a launcher of this user holds, oldest first."""
-    found = [path for path in parent.glob(f"{PREFIX}*") if _is_in_use(path)]
+    found = [path for path in parent.glob(f"{PREFIX}*") if is_in_use(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -85,7 +86,7 @@ def _sweep(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_in_use(path: Path) -> bool:
+def is_in_use(path: Path) -> bool:
     try:
         with _opened(path) as lock:
             if _mark_of(lock).st_size == 0:  # a launcher made it

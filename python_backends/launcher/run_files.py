@@ -1,5 +1,4 @@
-"""The files that the launcher keeps in the run directory for processes that start later: settings, the key,
-counts of restarts.
+"""The files that the launcher keeps in the run directory for processes that start later: settings and key.
 
 Their content is in memory as well. Lost or damaged files are written again before a process is started, and
 every 15 minutes. Then all files get the present time, so that cleaners that use the age do not remove them.
@@ -16,19 +15,13 @@ import secrets
 import time
 from pathlib import Path
 
-from python_backends.launcher.run_directories import MARK
-from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.linux.files import write_whole
 from python_backends.settings import Settings, dump
-from python_backends.watching.board import instance_name
-from python_backends.watching.instance_state import KEY
-from python_backends.watching.restarts import RestartCounts
+from python_backends.wires.run_directory import KEY, MARK, SETTINGS
 
 log = logging.getLogger("gapless")
 
 KEEP_EVERY_S = 900.0
-SETTINGS = "settings.json"
-FRONT, LEARNER = "front", "learner"  # their names in the counts of restarts
 
 
 class RunFiles:
@@ -40,10 +33,6 @@ class RunFiles:
         dump(settings, directory / SETTINGS)
         (directory / KEY).write_bytes(secrets.token_bytes(32))
         self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
-        instances = [instance_name(number) for number in range(settings.cluster.most_instances)]
-        self.restarts = RestartCounts(
-            directory, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER, FRONT)
-        )
         self._kept_s = time.monotonic()
 
     def put(self, name: str, content: bytes) -> None:
@@ -64,18 +53,9 @@ class RunFiles:
             except OSError as error:
                 what = "%s can't be written again (%s); processes that need it can't be started until then"
                 log.warning(what, self.directory / name, error)
-        self.restarts.write()
         with contextlib.suppress(OSError):
             (self.directory / MARK).touch()
         _touch(self.directory)
-
-    def say(self, name: str) -> None:
-        """Makes an empty file with this name, which the Triton models look for."""
-        try:
-            (self.directory / name).touch()
-        except OSError as error:
-            path = self.directory / name
-            log.warning("%s can't be written (%s): the Triton models are not informed", path, error)
 
 
 def write_if_changed(path: Path, content: bytes) -> None:

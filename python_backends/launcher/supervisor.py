@@ -13,25 +13,23 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 
 from python_backends.launcher.address import check_ports
 from python_backends.launcher.front_process import FrontProcess
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
-from python_backends.launcher.learner_process import LearnerProcess
-from python_backends.launcher.open_requests import OpenRequests
+from python_backends.launcher.learner_process import LEARNER, LearnerProcess
 from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_files import RunFiles
-from python_backends.launcher.stubs import PREDICTOR
+from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import ANSWER_S, TritonServer
 from python_backends.linux.pauses import AwakeClock
+from python_backends.nouns.order import Order, RefusedOrderError
 from python_backends.settings import Settings
-from python_backends.streams.delivery import CONFIRM_NS
-from python_backends.watching.board import Board
-from python_backends.watching.instance_state import CLOSING, DRAINING
-from python_backends.watching.metrics import EXPORT_EVERY_S
+from python_backends.watching.board import FRONT, Board, instance_name
+from python_backends.watching.launcher_record import LauncherRecord
+from python_backends.wires.control import ask
 
 log = logging.getLogger("gapless")
 
@@ -40,6 +38,7 @@ WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
 # enough time for a request to get from the door to the scheduler model, and for a last answer to its client
 PASSING_S = 0.5
+CLOSE_S = 2.0  # open requests have got their text so far, and an error, by then
 LONGEST_LOOK_S = 2 * ANSWER_S + 1.0  # the pulse may be asking, too
 TOGETHER_S = 1.0
 SHORTAGE_S = 1.0  # pause after something that the host refuses
@@ -59,10 +58,12 @@ class Supervisor:
         board = Board()
         self._settings = settings
         self._files = files
-        self._instances = InstanceProcesses(settings, files, board, processors)
+        instances = map(instance_name, range(settings.cluster.most_instances))
+        self._record = LauncherRecord(board, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER, FRONT))
+        self._instances = InstanceProcesses(settings, files, self._record, processors)
         self._server = TritonServer(settings, files, board)
-        self._learner = LearnerProcess(files)
-        self._front = FrontProcess(settings, files, board)
+        self._learner = LearnerProcess(files, self._record)
+        self._front = FrontProcess(settings, files, self._record)
         self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
@@ -177,7 +178,7 @@ class Supervisor:
             self._heal_predictor()
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
-            self._files.restarts.add(model)
+            self._record.count_restart(model)
             if not self._server.reload(model, self._meanwhile):
                 self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
@@ -188,7 +189,7 @@ class Supervisor:
         if time.monotonic() < self._reload_at_s:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
-        self._files.restarts.add(PREDICTOR)
+        self._record.count_restart(PREDICTOR)
         self._server.reload(PREDICTOR, self._meanwhile)
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
@@ -200,7 +201,7 @@ class Supervisor:
 
     def _restart_server(self, whose_fault: str, why: str) -> None:
         log.warning("%s: %s; starting the server again", whose_fault, why)
-        self._files.restarts.add(whose_fault)
+        self._record.count_restart(whose_fault)
         self._readiness.say(False)
         self._server.kill()
         self._server.start()
@@ -224,16 +225,27 @@ class Supervisor:
         drain_s, signals = self._settings.server.drain_s, self._signals
         log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
         self._readiness.say(False)
-        self._files.say(DRAINING)
+        self._record.drain()
         end_s = time.monotonic() + drain_s
         time.sleep(PASSING_S)
-        requests, is_open = OpenRequests(self._server), True
+        is_open = True
         while is_open and self._signals == signals and (left_s := end_s - time.monotonic()) > 0:
-            is_open = self._patiently(partial(requests.may_be_there, left_s)) is not False
+            is_open = self._has_open_requests(left_s)
             self._patiently(self._instances.heal)
             time.sleep(is_open * WATCH_EVERY_S)
-        self._files.say(CLOSING)  # open requests get their text so far and an error
-        time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
+        if is_open:
+            with contextlib.suppress(OSError, RefusedOrderError):
+                ask(self._files.directory, Order("close"), CLOSE_S)
+        time.sleep(PASSING_S)
+
+    def _has_open_requests(self, limit_s: float) -> bool:
+        """True also if the scheduler model does not say it within `limit_s`."""
+        try:
+            return bool(ask(self._files.directory, Order("status"), min(limit_s, ANSWER_S))["open"])
+        except (ConnectionError, FileNotFoundError):  # it is dead, and the streams with it
+            return False
+        except OSError:
+            return True
 
     def _stop(self) -> None:
         self._pulse.stop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import re
 import secrets
 import signal
 import subprocess
@@ -60,7 +59,7 @@ class TritonServer:
         self._max_files = allow_files(settings.streams.max_open)
         self._process: subprocess.Popen[str] | None = None
         self._start = Start("tritonserver", self._start_process)
-        self._kept = self._connection(self._settings.http_port, ANSWER_S)
+        self._kept = self._connection(ANSWER_S)
         self._asking = threading.Lock()
         self._stubs = Stubs(self._models, board, settings.streams.dead_after_s)
 
@@ -88,7 +87,7 @@ class TritonServer:
         self._prepare()
         self._stubs.forget(self._models)
         # of one connection it is asked whether it answers: no other may be taken while too many are open
-        self._kept = self._connection(self._settings.http_port, ANSWER_S)
+        self._kept = self._connection(ANSWER_S)
         self._process = start_group(
             deaf(
                 command(
@@ -164,22 +163,13 @@ class TritonServer:
 
         def load_again() -> bool:
             return all(
-                self._ask("POST", f"{path}/{verb}", self._settings.http_port, timeout_s)[0] == 200
+                self._post(f"{path}/{verb}", timeout_s)
                 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
             )
 
         done = slow_call(load_again, meanwhile, MEANWHILE_S)
         self._stubs.forget([model])
         return done
-
-    def numbers(self, limit_s: float) -> dict[str, float]:
-        """Returns those of /metrics that have no labels, within `limit_s`; none if it does not answer."""
-        text = self._ask("GET", "/metrics", self._settings.metrics_port, min(limit_s, ANSWER_S))[1]
-        return {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
-
-    def has_streams(self) -> bool:
-        """Whether it, and the stub that owns the streams, are there."""
-        return self.is_running and "scheduler" not in self.dead_stubs()
 
     def stop(self) -> None:
         """Ends the server, by SIGINT first, and then all processes of its group, orphaned stubs too."""
@@ -206,24 +196,25 @@ class TritonServer:
 
     def _says_200(self, path: str) -> bool:
         with self._asking:
-            return self._ask_on(self._kept, "GET", path)[0] == 200
+            return self._says_200_on(self._kept, "GET", path)
 
-    def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
-        connection = self._connection(port, timeout_s)
+    def _post(self, path: str, timeout_s: float) -> bool:
+        connection = self._connection(timeout_s)
         try:
-            return self._ask_on(connection, method, path)
+            return self._says_200_on(connection, "POST", path)
         finally:
             connection.close()
 
-    def _connection(self, port: int, timeout_s: float) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._ip, port, timeout=timeout_s)
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._ip, self._settings.http_port, timeout=timeout_s)
 
-    def _ask_on(self, connection: http.client.HTTPConnection, method: str, path: str) -> tuple[int, str]:
-        """Returns HTTP status and text; status 0, and a closed connection, if there is no valid answer."""
+    def _says_200_on(self, connection: http.client.HTTPConnection, method: str, path: str) -> bool:
+        """False, and a closed connection, if there is no valid answer."""
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
             response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
+            response.read()
+            return response.status == 200
         except (OSError, http.client.HTTPException):
             connection.close()
-            return 0, ""
+            return False

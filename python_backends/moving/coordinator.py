@@ -245,7 +245,7 @@ class Coordinator:
         self._submissions.tell(move.destination, AbortMove(move.number), cancel)
 
     def _end(self, move: Move, outcome: MoveOutcome) -> None:
-        move.outcome = outcome
+        move.outcome, move.ended_s = outcome, self._clock()
         if outcome not in (MoveOutcome.DONE, MoveOutcome.ENDED):
             self._not_before_s[move.source, move.destination] = self._clock() + BACK_OFF_S
         del self._moves[move.number]

@@ -18,7 +18,7 @@ class MoveReason(StrEnum):
     PRIORITY = "priority"  # its instance keeps memory free for requests of high priority
     DRAIN = "drain"  # its instance is to be empty
     SATURATE = "saturate"  # a request waits for a slot while another instance has a free one
-    ASKED = "asked"  # `launcher.control move`
+    ASKED = "asked"  # by an order of an operator
     SHUFFLE = "shuffle"  # at random, for tests
 
 
@@ -52,6 +52,7 @@ class Move:
     began_s: float
     phase: Phase = Phase.RESERVES
     outcome: MoveOutcome | None = None  # once it has ended; an instance may not know that yet
+    ended_s: float = 0.0
     copies_since_s: float = 0.0
     held_s: float = math.inf  # when the source had stopped
     due_s: float = math.inf  # the destination must have taken it by then

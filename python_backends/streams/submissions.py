@@ -71,6 +71,14 @@ class Submissions:
                     counts[reasons.get(stream.instance) or WaitReason.STEP] += 1
         return counts
 
+    def wait_reason(self, stream: Stream, reasons: Mapping[int, WaitReason | None]) -> WaitReason | None:
+        """Why it has no slot; None: it has one. `reasons`: as for `waiting`."""
+        if stream.seated:
+            return None
+        if stream.submitted:
+            return reasons.get(stream.instance) or WaitReason.STEP
+        return WaitReason.TRIAL if self.instances.ready else WaitReason.NO_INSTANCE
+
     def started(self, stream: Stream) -> None:
         """It has a slot."""
         self._seat(stream, True)

@@ -52,7 +52,7 @@ class InstanceLoads:
         self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, Load] = {}  # of instances that are ready
         self._places: dict[int, tuple[str, int]] = {}  # host and pid of each instance when it got ready
-        self._wanted = frozenset({0})  # instances that should run
+        self.wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
         self._shown: set[int] = set()  # instances that have gauges of their own
         self._fingerprint = ""  # of the model that instances run
@@ -119,7 +119,7 @@ class InstanceLoads:
     def follow(self, wanted: frozenset[int]) -> None:
         """These instances should run; others have ended or will end soon, and carry nothing."""
         self._count_seconds()
-        self._wanted = wanted
+        self.wanted = wanted
         self._seen &= wanted
         self._loads = {instance: load for instance, load in self._loads.items() if instance in wanted}
 
@@ -129,56 +129,60 @@ class InstanceLoads:
         gauge = self._metrics.gauge
         for name, field in SUMS.items():
             gauge(name, sum(getattr(load, field) for load in self._loads.values()))
-        draining = self._router.draining if self._router is not None else frozenset()
+        draining = self._draining
         gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
         gauge("gapless_instances", len(self._seen - self._loads.keys()), (("state", "lost"),))
-        gauge("gapless_instances", len(self._wanted - self._seen), (("state", "starting"),))
+        gauge("gapless_instances", len(self.wanted - self._seen), (("state", "starting"),))
         if self._router is not None:
             self._export_each(self._router)
 
-    def status(self, num_left: Callable[[int], int]) -> dict[str, Any]:
-        """For people: the policy, and what each instance carries; and which of them should run. `num_left`:
-        how many requests are there or about to come, of an instance that is to be empty.
-        """
-        assert self._router is not None, "one instance has no status of a cluster"
-        return {
-            "policy": self._router.policy_name,
-            "run": sorted(self._wanted),
-            "instances": [self._status_of(self._router, number, num_left) for number in sorted(self._wanted)],
-        }
-
-    def _status_of(self, router: Router, number: int, num_left: Callable[[int], int]) -> dict[str, Any]:
-        state, load = self._state_of(router, number), self._loads.get(number, Load())
-        freeness = router.freeness(number) if number in self._loads else -math.inf
+    def status_of(self, number: int) -> dict[str, Any]:
+        """What an instance carries that should run, for people."""
+        load = self._loads.get(number, Load())
+        freeness = -math.inf
+        if self._router is not None and number in self._loads:
+            freeness = self._router.freeness(number)
         host, pid = self._places.get(number, ("", 0))
         return {
             "number": number,
             "pid": pid,
             "host": host,
-            "state": state,
+            "state": self.state_of(number),
             "slots_busy": load.num_running,
             "slots": load.num_slots,
             "blocks_used": load.num_used_blocks,
             "blocks": load.num_blocks,
             "waiting": load.num_waiting,
-            "left": max(num_left(number), load.num_running + load.num_waiting)
-            if number in router.draining
-            else None,
             "freeness_tokens": freeness if math.isfinite(freeness) else None,
             "step_s": load.step_s,
         }
 
-    def _state_of(self, router: Router, number: int) -> str:
+    def num_requests(self, instance: int) -> int:
+        """That run or wait there, by the last heartbeat."""
+        load = self._loads.get(instance, Load())
+        return load.num_running + load.num_waiting
+
+    def is_ready(self, number: int, drained: frozenset[int]) -> bool:
+        """Those of `drained` count as ready as long as they are not lost."""
+        state = self.state_of(number)
+        return state == "ready" or (state == "draining" and number in drained)
+
+    def state_of(self, number: int) -> str:
+        """Of an instance that should run."""
         if number not in self._seen:
             return "starting"
         if number not in self._loads:
             return "lost"
-        return "draining" if number in router.draining else "ready"
+        return "draining" if number in self._draining else "ready"
+
+    @property
+    def _draining(self) -> frozenset[int]:
+        return self._router.draining if self._router is not None else frozenset()
 
     def _count_seconds(self) -> None:
         now_s = self._clock()
-        self._metrics.count("gapless_instance_seconds_total", (now_s - self._counted_s) * len(self._wanted))
+        self._metrics.count("gapless_instance_seconds_total", (now_s - self._counted_s) * len(self.wanted))
         self._counted_s = now_s
 
     def _export_each(self, router: Router) -> None:

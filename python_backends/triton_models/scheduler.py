@@ -29,6 +29,7 @@ from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
+from python_backends.triton_models.orders import Orders
 from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
 from python_backends.triton_models.tensors import (
@@ -41,8 +42,9 @@ from python_backends.triton_models.tensors import (
     hide_shared_memory,
     run_directory,
 )
-from python_backends.watching.instance_state import CLOSING
+from python_backends.watching.board import Board
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
+from python_backends.wires.control import ControlEnd
 from python_backends.wires.records import RecordsEnd
 from python_backends.wires.sessions import SchedulerEnd
 from python_backends.wires.sparse_log import SparseLog
@@ -69,7 +71,6 @@ class TritonPythonModel:
             num_processors += 1  # the loop has one to itself
         self._blobs = Blobs()
         self._single_use = SingleUse()
-        self._closing = run_directory() / CLOSING
         self._metrics = Metrics()
         router = Router(everything.cluster) if everything.cluster.most_instances > 1 else None
         self._table = StreamTable(
@@ -77,8 +78,10 @@ class TritonPythonModel:
         )
         table = self._table
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
-        self._instances = InstanceWatch(everything.cluster, run_directory(), router, table, self._metrics)
+        self._instances = InstanceWatch(everything.cluster, Board.inherited(), router, table, self._metrics)
         self._loads = self._instances.loads
+        self._orders = Orders(everything.cluster, table, self._instances, self._metrics)
+        self._control = ControlEnd(run_directory(), self._link.wake)
         self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: table.tokens,
             Started: table.started,
@@ -129,6 +132,7 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self.life.end()
+        self._control.close()
         self._link.close()
         if self._records is not None:
             self._records.close()
@@ -150,7 +154,7 @@ class TritonPythonModel:
         self._news.extend(self._link.receive(self._wait_s()))
         while self._news:  # one that raises takes none of the others along
             self._take(self._news.popleft())
-        self._observe("orders could not be read", self._instances.take_orders)
+        self._observe("orders could not be carried out", partial(self._orders.look, self._control))
         self._observe("the instances could not be looked after", self._instances.look)
         self._accept()
         self._observe("lengths could not be predicted", self._predict)
@@ -165,11 +169,8 @@ class TritonPythonModel:
         self._table.delivery.spent(now_s - started_s, now_s)
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
-            if self._closing.exists():
-                self._table.fail_all("the server is shutting down")
             self._observe("restarts could not be counted", self._shown.count_restarts)
             self._observe("metrics could not be gathered", self._shown.begin)
-            self._observe("the status of the instances could not be written", self._instances.write_status)
         if self._shown.is_under_way:
             self._observe("metrics could not be exported", self._shown.go_on)
 
@@ -185,7 +186,7 @@ class TritonPythonModel:
         """How long nothing will be due if nothing comes in."""
         if self._news or self._shown.is_under_way:
             return 0.0
-        wait_s = min(self._table.wait_s(), self._instances.wait_s())
+        wait_s = min(self._table.wait_s(), self._instances.wait_s(), self._orders.wait_s())
         return min(wait_s, LOOK_EVERY_S) if self._cut_off else wait_s
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:

@@ -13,9 +13,9 @@ from python_backends.nouns.request import WaitReason
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.triton_models.metrics_export import MetricsExport
-from python_backends.triton_models.tensors import run_directory
+from python_backends.watching.board import Board
+from python_backends.watching.launcher_record import read_restarts
 from python_backends.watching.metrics import Metrics
-from python_backends.watching.restarts import read_restarts
 
 log = logging.getLogger("gapless.scheduler")
 
@@ -57,8 +57,8 @@ class SchedulerMetrics:
         self._table.server_answered(began_ns)
 
     def count_restarts(self) -> None:
-        """As the launcher has counted them. Raises OSError and ValueError."""
-        start_time_s, counts = read_restarts(run_directory())
+        """As the launcher has counted them. Raises KeyError if there is no launcher."""
+        start_time_s, counts = read_restarts(Board.inherited())
         self._metrics.gauge("gapless_start_time_seconds", start_time_s)
         for process, count in counts.items():
             self._metrics.total("gapless_restarts_total", count, (("process", process),))

@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 from python_backends.nouns.messages import Reader, pack
 from python_backends.nouns.request import Request
 from python_backends.settings import Settings, read_settings
-from python_backends.watching.instance_state import KEY
+from python_backends.wires.run_directory import KEY, SETTINGS
 
 SIGNATURE_BYTES = 16
 VALID_NS = 300 * 10**9  # a request that needs longer from the tokenizer to the scheduler is refused
@@ -46,7 +46,7 @@ def hide_shared_memory() -> None:
 
 def effective_settings() -> Settings:
     """Returns the settings, with directories as this process can open them."""
-    settings = read_settings(run_directory() / "settings.json")
+    settings = read_settings(run_directory() / SETTINGS)
     return replace(
         settings,
         model=replace(settings.model, directory=_as_encoded_here(settings.model.directory)),

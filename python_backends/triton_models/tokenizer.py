@@ -23,19 +23,19 @@ from python_backends.triton_models.tensors import (
     effective_settings,
     failure,
     hide_shared_memory,
-    run_directory,
 )
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import DRAINING, AdapterList, limits_of_any
+from python_backends.watching.instance_state import AdapterList, limits_of_any
+from python_backends.watching.launcher_record import is_draining
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         hide_shared_memory()
         settings = effective_settings()
-        engine = limits_of_any(Board.inherited(), settings.cluster.most_instances) or ANY_ENGINE
+        self._board = Board.inherited()
+        engine = limits_of_any(self._board, settings.cluster.most_instances) or ANY_ENGINE
         self._blobs = Blobs()
-        self._draining = run_directory() / DRAINING
         checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths
         rendered = settings.model.text_input_is_rendered
         self._door = open_door(
@@ -43,15 +43,13 @@ class TritonPythonModel:
         )
         # adapters come and go while the server runs, if there is a directory
         has_adapters = bool(settings.adapters.directory)
-        self._adapters = (
-            AdapterList(Board.inherited(), settings.cluster.most_instances) if has_adapters else None
-        )
+        self._adapters = AdapterList(self._board, settings.cluster.most_instances) if has_adapters else None
         self._metrics = DoorMetrics()
         self.life = Life("tokenizer")
 
     @watched
     def execute(self, requests: list[Any]) -> list[Any]:
-        if self._draining.exists():
+        if is_draining(self._board):
             self._metrics.refused(SHUTTING_DOWN, len(requests))
             return [
                 failure("the server is shutting down and takes no new requests", "UNAVAILABLE")

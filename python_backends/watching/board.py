@@ -28,9 +28,10 @@ def instance_name(number: int) -> str:
     return f"instance-{number}"
 
 
+LAUNCHER, FRONT = "launcher", "front"
 PROCESSES = (
     *(instance_name(number) for number in range(MAX_INSTANCES)),
-    *("tokenizer", "scheduler", "detokenizer", "length_predictor", "front"),
+    *("tokenizer", "scheduler", "detokenizer", "length_predictor", FRONT, LAUNCHER),
 )
 RECORD_BYTES = 1 << 20  # only the written part takes memory
 NAME = "gapless-board"

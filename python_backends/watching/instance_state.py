@@ -14,17 +14,12 @@ from python_backends.watching.board import MOST_BYTES, Board, instance_name
 
 log = logging.getLogger("gapless.instance")
 
-# files in the run directory with which the launcher informs the Triton models
-DRAINING = "draining"  # new requests are refused
-CLOSING = "closing"  # requests that are still open end now
 LONG_STEP_S = 1.0  # shorter ones are not written
-KEY = "key"  # signs messages between processes: only a process that can read it may send them
 
 
 class State(Enum):
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     DEAD = "dead"
 
 

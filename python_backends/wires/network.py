@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
+from python_backends.wires.run_directory import NETWORK
+
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-NETWORK = "network.json"  # the name of the file
 HEARTBEAT_MS, SILENT_MS = 1000, 5000  # a connection that is silent for so long is made again
 
 

@@ -28,7 +28,7 @@ def cluster(composed: Composed) -> Iterator[Composed]:
 
 def status(cluster: Composed) -> list[dict[str, object]]:
     """Of each instance, as `control status --json` says it."""
-    said = json.loads(cluster.inside(".venv/bin/python -m python_backends.launcher.control status --json"))
+    said = json.loads(cluster.inside(".venv/bin/python -m commands.control status --json"))
     return list(said["instances"])
 
 
@@ -39,7 +39,7 @@ def states(cluster: Composed) -> list[object]:
 def test_each_container_has_an_instance_and_streams_move_between_them(cluster: Composed) -> None:
     assert len({each["host"] for each in status(cluster)}) == 2
     streams = open_streams(cluster)
-    control = ".venv/bin/python -m python_backends.launcher.control"
+    control = ".venv/bin/python -m commands.control"
     cluster.inside(f"{control} drain 0 && {control} restore 0")
     check_equal(streams)
 

@@ -13,6 +13,7 @@ from python_backends.cluster.views import InstanceView
 from python_backends.nouns.messages import Load
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings
+from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
 
 SIZE, BLOCKS, SLOTS = 16, 1000, 16
@@ -172,11 +173,11 @@ def test_the_number_does_not_flap_whatever_constant_load_there_is() -> None:
 class Instances:
     """A scaling, and instances that get ready and empty when the test says so."""
 
-    def __init__(self, wanted: frozenset[int] | None = None, **settings: float) -> None:
+    def __init__(self, state: ClusterState | None = None, **settings: float) -> None:
         self.now_s = 0.0
         chosen = ClusterSettings(**settings)  # type: ignore[arg-type]
         self.router, self.metrics = Router(chosen), Metrics()
-        self.scaling = Scaling(chosen, self.router, self.metrics, wanted, lambda: self.now_s)
+        self.scaling = Scaling(chosen, self.router, self.metrics, state, lambda: self.now_s)
         self.busy: set[int] = set()
         for number in self.scaling.wanted:
             self.get_ready(number)
@@ -211,15 +212,15 @@ def test_without_bounds_and_orders_the_number_is_that_of_the_settings() -> None:
 
 def test_an_order_fixes_the_number_and_its_end_brings_the_usual_one_back() -> None:
     instances = Instances(instances=3)
-    instances.scaling.order(frozenset(), 1)
+    instances.scaling.scale(1)
     assert instances.numbers() == {0}
-    instances.scaling.order(frozenset(), 99)
+    instances.scaling.scale(99)
     for number in (1, 2):
         instances.scaling.lost(number)
     assert instances.numbers() == {0, 1, 2}, "no more than there can be"
-    instances.scaling.order(frozenset(), 2)
+    instances.scaling.scale(2)
     assert len(instances.numbers()) == 2
-    instances.scaling.order(frozenset(), None)
+    instances.scaling.scale(None)
     instances.scaling.lost(2)
     assert instances.numbers() == {0, 1, 2}
     assert (instances.count("up"), instances.count("down")) == (3, 3)
@@ -228,7 +229,7 @@ def test_an_order_fixes_the_number_and_its_end_brings_the_usual_one_back() -> No
 def test_an_instance_runs_until_no_request_needs_it_and_gets_none_meanwhile() -> None:
     instances = Instances(instances=2)
     instances.busy = {0, 1}
-    instances.scaling.order(frozenset(), 1)
+    instances.scaling.scale(1)
     assert instances.numbers() == {0, 1}
     assert instances.router.draining == {1}
     instances.busy = {0}
@@ -239,39 +240,41 @@ def test_an_instance_runs_until_no_request_needs_it_and_gets_none_meanwhile() ->
 def test_an_instance_that_is_being_emptied_stays_if_it_is_wanted_again() -> None:
     instances = Instances(instances=3)
     instances.busy = {0, 1, 2}
-    instances.scaling.order(frozenset(), 1)
+    instances.scaling.scale(1)
     assert instances.numbers() == {0, 1, 2}
     assert instances.router.draining == {1, 2}
-    instances.scaling.order(frozenset(), 3)
+    instances.scaling.scale(3)
     instances.look()
     assert instances.router.draining == frozenset()
 
 
 def test_instances_that_take_no_requests_are_ended_first() -> None:
     drained = Instances(instances=3)
-    drained.scaling.order(frozenset({0}), 2)
+    drained.scaling.drain(0)
+    drained.scaling.scale(2)
     assert drained.numbers() == {1, 2}, "an order had emptied it"
     away = Instances(instances=3)
     away.router.lost(1)
-    away.scaling.order(frozenset(), 2)
+    away.scaling.restore(0)
+    away.scaling.scale(2)
     assert away.numbers() == {0, 2}
 
 
 def test_a_number_comes_again_only_when_its_last_process_is_known_to_be_gone() -> None:
     instances = Instances(instances=2)
-    instances.scaling.order(frozenset(), 1)
+    instances.scaling.scale(1)
     assert instances.numbers() == {0}
-    instances.scaling.order(frozenset(), 2)
+    instances.scaling.scale(2)
     assert instances.numbers() == {0}
     instances.scaling.lost(1)
     assert instances.numbers() == {0, 1}
 
 
 def test_another_scheduler_model_goes_on_with_the_instances_of_the_last_one() -> None:
-    instances = Instances(frozenset({0, 2}), instances=1, max_instances=3)
+    instances = Instances(ClusterState(frozenset({0, 2})), instances=1, max_instances=3)
     assert instances.numbers() == {0, 2}
     instances.scaling.ready(1)  # it was asked to end
-    instances.scaling.order(frozenset(), 3)
+    instances.scaling.scale(3)
     assert instances.numbers() == {0, 2}
     instances.scaling.lost(1)
     assert instances.numbers() == {0, 1, 2}

@@ -30,14 +30,14 @@ def reasons(world: World) -> Counter[str]:
 def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(policy: str) -> None:
     """One instance has a free slot and no memory, the other one has both."""
     world = World(policy=policy, blocks=50, balance_every_s=0.5)
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     for number in range(1, 4):
         world.ask(request(number, [number] * 10, max_tokens=89, min_tokens=89))
     world.until(lambda: world.num_tokens(2) > 2)
     assert world.num_tokens(3) == 0
     assert world.hosts[0].scheduler.slots.num_free == 1
     began_s = world.network.now_s
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(1)
     world.until(lambda: world.where(3) == 1)
     assert world.network.now_s - began_s <= 1.0
     assert reasons(world) == {"defragment": 1}
@@ -51,11 +51,11 @@ def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority(
     """Under the policy that keeps headroom for it. That one does not move itself, and is never evicted."""
     monkeypatch.setattr(router, "HEADROOM_TOKENS", 40)
     world = World(policy="llumnix")
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     world.ask(request(1, [1] * 10, priority=priority, max_tokens=80, min_tokens=80))
     world.ask(request(2, [2] * 10, priority=1, max_tokens=80, min_tokens=80))
     world.until(lambda: world.num_tokens(2) > 2)
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(1)
     world.until(lambda: world.where(1) == 1)
     assert world.where(2) == 0
     world.check_all()
@@ -68,7 +68,6 @@ def test_a_single_instance_copies_nothing_and_says_nothing_of_moves(tmp_path: Pa
     settings = Settings(model=ModelSettings(str(checkpoint)), cluster=ClusterSettings(instances=1))
     assert build_copier(settings, ToyEngine(settings), tmp_path, 0) is None
     world = World(1, "ours")
-    world.front.cluster.order(frozenset())
     for number in range(1, 6):
         world.ask(request(number, [number] * 10, max_tokens=40, min_tokens=40))
     world.check_all()
@@ -99,7 +98,7 @@ def test_a_request_does_not_move_to_another_model() -> None:
         world.ask(request(number, [number] * 5, max_tokens=40, min_tokens=40))
     world.until(lambda: world.num_tokens(2) > 2)
     there = world.where(2)
-    world.front.cluster.order(frozenset({there}))
+    world.front.cluster.scaling.drain(there)
     for _ in range(20):
         world.turn()
         assert world.where(2) == there
@@ -110,7 +109,7 @@ def test_a_request_does_not_move_to_another_model() -> None:
 def test_an_evicted_request_of_a_drained_instance_waits_for_its_model_and_holds_up_no_other() -> None:
     world = World()
     with_another_engine(world, fingerprint="other weights")
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     for number in range(1, 4):
         world.ask(request(number, [number] * 5, max_tokens=90, min_tokens=90))
     world.until(lambda: world.num_tokens(3) > 2)
@@ -121,7 +120,8 @@ def test_an_evicted_request_of_a_drained_instance_waits_for_its_model_and_holds_
     assert sequence is not None
     scheduler._evict(sequence)
     world.hosts[0].publish(scheduler.take_evicted())
-    world.front.cluster.order(frozenset({0}))
+    world.front.cluster.scaling.restore(1)
+    world.front.cluster.scaling.drain(0)
     world.tick(2 * STEP_S)
     world.front.turn()
     assert world.where(4) == 1
@@ -141,7 +141,7 @@ def test_what_does_not_fit_into_the_freest_instance_leaves_a_drained_one_for_ano
     for number, count in ((2, 70), (3, 3), (4, 3), (1, 60)):
         world.ask(request(number, [number] * count, max_tokens=25, min_tokens=25))
     world.until(lambda: world.num_tokens(1) > 2)
-    world.front.cluster.order(frozenset({0}))
+    world.front.cluster.scaling.drain(0)
     assert max(world.front.router.takers, key=world.front.router.freeness_of).number == 1
     world.tick(2 * STEP_S)
     world.front.turn()
@@ -155,7 +155,7 @@ def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -
     world.ask(request(1, [5, 8, 9], max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(1) > 8)
     there = 1 - world.where(1)
-    assert order_to_move(world, 1, there).text == (
+    assert order_to_move(world, 1, there)["done"] == (
         f"request 1 was submitted to instance {there}, which computes its tokens again"
     )
     world.check_all()
@@ -167,19 +167,19 @@ def test_kept_prefixes_are_no_load_and_give_way_to_a_request_that_moves_there() 
     memory.
     """
     world = World(policy="llumnix", balance_every_s=1000.0)
-    world.front.cluster.order(frozenset({0}))
+    world.front.cluster.scaling.drain(0)
     for number in range(1, 6):
         world.ask(request(number, [number] * 40, max_tokens=40, min_tokens=40))
     world.until(lambda: len(world.front.answers) == 5, 600)
     world.turn()
     blocks = world.hosts[1].scheduler.blocks
     assert blocks.num_retained > blocks.num_blocks - 5
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(0)
     assert world.front.router.freeness(1) == world.front.router.freeness(0) == blocks.num_blocks * SIZE
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     world.ask(request(6, [6] * 40, max_tokens=40, min_tokens=40))
     world.until(lambda: world.num_tokens(6) > 8)
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(1)
     world.move(6, 1)
     world.until(lambda: world.where(6) == 1)
     world.check_all()

@@ -1,25 +1,35 @@
-"""The commands of `launcher.control`: how they are read, and what they wait for. The server is the scheduler
-model's part of them, which looks once in each pause of a command.
-"""
+"""The control socket: commands, what they wait for, and what they say."""
 
 from __future__ import annotations
 
 import json
+import socket
+import stat
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.policies import setting_of
-from python_backends.launcher import control
-from python_backends.launcher.control import arguments
-from python_backends.launcher.run_files import SETTINGS
+from commands import control
+from commands.control import arguments
+from python_backends.launcher import run_directories
+from python_backends.nouns.order import Order, RefusedOrderError
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.nouns.step import Started, Tokens
-from python_backends.watching.cluster_files import ClusterOrders
+from python_backends.triton_models import orders
+from python_backends.triton_models.orders import Orders
+from python_backends.watching.board import Board
+from python_backends.watching.cluster_state import ClusterState
+from python_backends.wires import control as wire
+from python_backends.wires.control import ControlEnd, ask
+from python_backends.wires.run_directory import CONTROL
 from tests.pure.triton_models.test_instance_watch import Watch
+from tests.support.server.serving import wait_for
 
 
 @pytest.mark.parametrize(
@@ -35,52 +45,86 @@ def test_the_run_directory_may_stand_before_the_command_and_after_it(given: list
     assert arguments(["top"]).run_directory is None
 
 
+REAL_SLEEP = time.sleep
+
+
 class Server(Watch):
-    """With two instances. `happens`: what comes about in the pauses of a command, one after the other."""
+    """With two instances, and a streams thread. `happens`: what comes about while an order is carried out,
+    one after the other.
+    """
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(directory, instances=2, policy=setting_of("round_robin"))  # type: ignore[arg-type]
-        self.get_ready(0, 1)
-        self.watch.write_status()
+    def __init__(self, directory: Path, board: Board | None = None, instances: int = 2) -> None:
+        super().__init__(board, instances=instances, policy=setting_of("round_robin"), move="off")  # type: ignore[arg-type]
+        self.directory = directory
+        self.control = ControlEnd(directory, lambda: None)
+        self.orders = Orders(self.settings, self.table, self.watch, self.metrics)
+        self.get_ready(*range(instances))
         self.happens: list[Callable[[], object]] = []
-        (directory / SETTINGS).write_text(json.dumps({"cluster": {"instances": 2}}))
-        monkeypatch.setattr(control.time, "sleep", self.pause)
+        self._is_ending, self._lock = False, threading.Lock()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
-    def pause(self, _seconds: float) -> None:
+    def _run(self) -> None:
+        while not self._is_ending:
+            with self._lock:
+                self._turn()
+            REAL_SLEEP(0.001)
+
+    def _turn(self) -> None:
+        self.orders.look(self.control)
         self.look()
-        if self.happens:
-            self.happens.pop(0)()
         self.table.outbox()
-        self.watch.write_status()
+        if self.orders._open and self.happens:
+            self.happens.pop(0)()
+
+    def end(self) -> None:
+        self._is_ending = True
+        self._thread.join()
+        self.control.close()
 
     def accept(self, number: int) -> None:
-        prompt = np.array([1, 2], np.int32)
-        self.table.accept(Request(number, prompt, Sampling(10), arrival_ns=time.monotonic_ns()), None)
-        self.table.outbox()
+        request = Request(number, np.array([1, 2], np.int32), Sampling(10), arrival_ns=time.monotonic_ns())
+        with self._lock:
+            self.table.accept(request, None)
+            self.table.outbox()
 
-    def end(self, number: int) -> None:
+    def start(self, number: int) -> None:
+        """It gets a slot."""
+        with self._lock:
+            self.table.started(Started(number, 0, 0))
+
+    def answer(self, number: int) -> None:
         """The last token of a request comes."""
         one, none = np.array([number]), np.zeros(1, np.int32)
-        self.table.started(Started(number, 0, 0))
         self.table.tokens(Tokens(one, none, none, none, np.array([Finish.STOP], np.uint8)))
 
-    def command(self, *given: str, timeout: float = 0.5) -> int:
+    def command(self, *given: str, timeout: float = 5.0) -> int:
         return control.main(["--run-directory", str(self.directory), *given, "--timeout", str(timeout)])
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    return Server(tmp_path, monkeypatch)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(orders, "CHECK_EVERY_S", 0.01)
+    with run_directories.held(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def server(directory: Path) -> Iterator[Server]:
+    made = Server(directory)
+    yield made
+    made.end()
 
 
 def test_an_instance_is_empty_when_no_request_is_there_that_no_heartbeat_has_counted(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.accept(1)
+    server.start(1)
     stream = server.table.find(1)
     assert stream is not None
     there, said = stream.instance, []
-    server.happens = [lambda: said.append(1), lambda: said.append(2), lambda: server.end(1)]
+    server.happens = [lambda: said.append(1), lambda: said.append(2), lambda: server.answer(1)]
     assert server.command("drain", str(there)) == 0
     assert said == [1, 2]
     assert capsys.readouterr().out.startswith(f"instance {there} is empty after ")
@@ -90,33 +134,32 @@ def test_a_command_whose_order_another_one_takes_back_says_so(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.accept(1)
-    orders = ClusterOrders(server.directory)
-    server.happens = [lambda: orders.restore(frozenset({0}))]
+    server.start(1)
+    server.happens = [lambda: server.scaling.restore(0)]
     assert server.command("drain", "0") == 1
     assert "another command has restored instance 0 meanwhile" in capsys.readouterr().err
-    server.happens = [lambda: orders.scale(2)]
+    server.happens = [lambda: server.scaling.scale(2)]
     assert server.command("scale", "1") == 1
     assert "another command has ordered another number of instances" in capsys.readouterr().err
 
 
-def test_commands_at_the_same_time_each_hear_of_their_own(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The other one is carried out in the first pause of each."""
-    orders = ClusterOrders(server.directory)
-    for other in (
-        lambda: orders.move(8, 1),
-        lambda: orders.scale(2),
-        lambda: orders.drain(frozenset({1}), {0, 1}),
-        lambda: orders.restore(frozenset({1})),
-    ):
-        server.happens = [other]
-        assert server.command("move", "7", "1") == 1
-        assert capsys.readouterr().err == "control: there is no open request 7\n"
-        server.happens = [other]
-        assert server.command("restore", "0") == 0
-        server.happens = [other]
-        assert server.command("scale", "2") == 0
+def test_commands_at_the_same_time_each_hear_of_their_own(server: Server) -> None:
+    def refusal(number: int) -> str:
+        with pytest.raises(RefusedOrderError) as refused:
+            ask(server.directory, Order("move", instance=1, request=number))
+        return str(refused.value)
+
+    server.accept(1)
+    server.start(1)
+    with ThreadPoolExecutor(20) as threads:
+        drained = threads.submit(ask, server.directory, Order("drain", instance=0))
+        refusals = list(threads.map(refusal, range(100, 110)))
+        scaled = threads.submit(ask, server.directory, Order("scale", number=2))
+        assert scaled.result().startswith("the number of instances is 2; all are ready after ")
+        assert not drained.done()
+        server.happens = [lambda: server.answer(1)]
+        assert drained.result().startswith("instance 0 is empty after ")
+    assert refusals == [f"there is no open request {number}" for number in range(100, 110)]
 
 
 def test_an_instance_is_not_drained_while_the_only_other_one_is_to_end(
@@ -124,22 +167,113 @@ def test_an_instance_is_not_drained_while_the_only_other_one_is_to_end(
 ) -> None:
     server.accept(1)
     server.accept(2)
-    ClusterOrders(server.directory).scale(1)
-    server.pause(0.0)
-    server.pause(0.0)
-    [stays] = {0, 1} - server.watch._cluster._scaling.leaving  # type: ignore[union-attr]
-    assert server.command("drain", str(stays)) == 1
-    assert f"instance {stays} is the last one that gets requests" in capsys.readouterr().err
+    server.scaling.scale(1)
+    wait_for(lambda: server.scaling.leaving, 10)
+    [leaves] = server.scaling.leaving
+    assert server.command("drain", str(1 - leaves)) == 1
+    assert f"instance {1 - leaves} is the last one that gets requests" in capsys.readouterr().err
+    assert server.command("restore", str(leaves)) == 1
+    assert f"instance {leaves} is to be empty: it is one too many" in capsys.readouterr().err
 
 
 def test_a_command_says_what_is_missing_when_its_time_is_over(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.accept(1)
-    server.pause(0.0)
-    server.happens = [lambda: None]
+    server.start(1)
     assert server.command("drain", "0", timeout=0.0) == 1
-    assert "the server has not read the order after 0 s; the order stays" in capsys.readouterr().err
-    server.pause(0.0)
-    assert server.command("drain", "0", timeout=0.05) == 1
-    assert "1 requests are still in instance 0 after 0 s; the order stays" in capsys.readouterr().err
+    assert "1 requests are still in instance 0 after" in capsys.readouterr().err
+    assert server.scaling.draining == {0}, "the order stays"
+    wait_for(lambda: not server.orders._open, 10)
+
+
+def test_a_number_that_can_not_be_is_refused_with_its_limit(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in ("0", "3"):
+        assert server.command("scale", number) == 1
+        text = f"scale {number}: must be auto or a number from 1 to 2 (cluster.instances)"
+        assert text in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        arguments(["scale", "many"])
+    assert "many: must be auto or a number" in capsys.readouterr().err
+
+
+def test_the_status_says_what_waits_and_why(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.accept(1)
+    server.accept(2)
+    server.start(1)
+    status = ask(server.directory, Order("status"))
+    assert (status["ready"], status["open"], status["waiting"]) == (True, 2, {"step": 1})
+    assert [each["waits_for"] for each in status["requests"]] == ["", "step"]
+    assert control.main(["--run-directory", str(server.directory), "requests"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].endswith("step")
+
+
+def test_one_instance_has_a_status_and_takes_no_order(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(directory, instances=1)
+    assert ask(directory, Order("status"))["ready"]
+    assert control.main(["--run-directory", str(directory), "status"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert server.command("drain", "0") == 1
+    assert "cluster.instances or cluster.max_instances must be above 1" in capsys.readouterr().err
+    server.end()
+
+
+def test_an_order_waits_for_the_next_scheduler_model(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The orders of the last one stay."""
+    first = Server(directory)
+    first.scaling.drain(1)
+    wait_for(lambda: ClusterState.read(first.board).drained, 10)
+    first.end()
+    made: list[Server] = []
+    monkeypatch.setattr(control.time, "sleep", lambda _: made.append(Server(directory, first.board)))
+    assert first.command("drain", "0") == 1
+    [second] = made
+    second.end()
+    said = capsys.readouterr().err
+    assert "the scheduler model does not answer (Connection refused); asking again" in said
+    assert "instance 0 is the last one that gets requests" in said
+
+
+def test_a_scheduler_model_that_hangs_is_not_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SILENT_S", 0.1)
+    silent = ControlEnd(directory, lambda: None)
+    with pytest.raises(TimeoutError):
+        ask(directory, Order("drain", instance=0), 600.0)
+    [asked] = silent.take()
+    assert not asked.say({"missing": "something"}), "the one who asked has gone"
+    silent.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(directory, Order("status"))
+
+
+def test_only_its_user_may_ask_and_what_is_no_order_is_refused(server: Server) -> None:
+    path = server.directory / CONTROL
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for line in (
+        b"{",
+        b'{"what": "stop"}\n',
+        b'{"what": "drain", "instance": "1"}\n',
+        b"\xff\n",
+        b"x" * 5000,
+    ):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            assert json.loads(connection.makefile().readline())["refused"].startswith("not an order: ")
+    assert ask(server.directory, Order("status"))["ready"]
+
+
+def test_where_no_server_runs_nothing_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert control.main(["--run-directory", str(tmp_path), "status"]) == 1
+    assert capsys.readouterr().err == f"control: no server of this user runs in {tmp_path}\n"

@@ -6,13 +6,11 @@ import math
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from python_backends.instance.ending import WAIT_S, Ending
 from python_backends.linux.process_group import ASK
-from python_backends.watching.instance_state import DRAINING
 
 OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,10 +28,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ending(tmp_path: Path, clock: Clock) -> Iterator[Ending]:
+def draining() -> list[bool]:
+    """Not empty once the launcher drains."""
+    return []
+
+
+@pytest.fixture
+def ending(draining: list[bool], clock: Clock) -> Iterator[Ending]:
     """It gets the signals of this process."""
     before = {name: signal.getsignal(name) for name in (ASK, *OTHERS)}
-    made = Ending(tmp_path, clock)
+    made = Ending(lambda: bool(draining), clock)
     made.obey_signals()
     yield made
     for name, handler in before.items():
@@ -45,8 +49,8 @@ def test_without_a_signal_it_goes_on(ending: Ending, clock: Clock) -> None:
     assert not ending.is_due()
 
 
-def test_the_launchers_signal_ends_it_at_once(ending: Ending, tmp_path: Path) -> None:
-    (tmp_path / DRAINING).touch()
+def test_the_launchers_signal_ends_it_at_once(ending: Ending, draining: list[bool]) -> None:
+    draining.append(True)
     os.kill(os.getpid(), ASK)
     assert ending.is_due()
     assert ending.is_due(), "also when it is asked again"
@@ -65,10 +69,10 @@ def test_it_ends_after_a_moment_if_it_is_meant_alone(ending: Ending, clock: Cloc
 
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_signal_to_all_processes_leaves_it_to_the_launcher_that_drains(
-    ending: Ending, clock: Clock, tmp_path: Path, number: int
+    ending: Ending, clock: Clock, draining: list[bool], number: int
 ) -> None:
     os.kill(os.getpid(), number)
-    (tmp_path / DRAINING).touch()
+    draining.append(True)
     for _ in range(3):
         clock.now_s += WAIT_S
         assert not ending.is_due()

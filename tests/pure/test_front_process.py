@@ -13,7 +13,8 @@ from python_backends.launcher import companion, front_process
 from python_backends.launcher.front_process import FrontProcess
 from python_backends.linux.pauses import Silence
 from python_backends.settings import FrontSettings, ServerSettings, Settings, StreamSettings
-from python_backends.watching.board import Board
+from python_backends.watching.board import FRONT, Board
+from python_backends.watching.launcher_record import LauncherRecord, read_restarts
 
 
 class Process:
@@ -39,14 +40,13 @@ class World:
         monkeypatch.setattr(companion, "start_group", self.start)
         monkeypatch.setattr(companion, "end_group", lambda *_: None)
         self.board = Board()
-        files = type("Files", (), {"directory": Path("/run"), "keep": lambda _: None, "restarts": set()})()
-        self.files = files
+        files = type("Files", (), {"directory": Path("/run"), "keep": lambda _: None})()
         settings = Settings(
             front=FrontSettings(port=port),
             streams=StreamSettings(dead_after_s=3.0),
             server=ServerSettings(ready_s=20.0),
         )
-        self.front = FrontProcess(settings, files, self.board)
+        self.front = FrontProcess(settings, files, LauncherRecord(self.board, [FRONT]))
 
     def start(self, command: list[str], *_: Any, **__: Any) -> Process:
         assert command[-2:] == ["front", "/run"]
@@ -80,7 +80,7 @@ def test_one_that_falls_silent_is_killed_and_started_again_and_counted(world: Wo
     assert world.started[0].returncode is None
     world.live(3, beats=False)
     assert (world.started[0].returncode, len(world.started)) == (-9, 2)
-    assert world.files.restarts == {"front"}
+    assert read_restarts(world.board)[1] == {FRONT: 1}
 
 
 def test_loading_may_take_as_long_as_that_of_the_server(world: World) -> None:

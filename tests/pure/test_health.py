@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -20,7 +19,8 @@ from python_backends.launcher.health import (
     Start,
     slow_call,
 )
-from python_backends.watching.restarts import RestartCounts, read_restarts
+from python_backends.watching.board import Board
+from python_backends.watching.launcher_record import LauncherRecord, read_restarts
 
 
 class Asked:
@@ -72,11 +72,12 @@ def test_questions_that_were_asked_while_the_machine_stood_still_do_not_count() 
     asked.go_on.set()
 
 
-def test_restarts_are_counted_by_process_and_others_can_read_them(tmp_path: Path) -> None:
-    written = RestartCounts(tmp_path, ["instance", "tokenizer"])
+def test_restarts_are_counted_by_process_and_others_can_read_them() -> None:
+    board = Board()
+    written = LauncherRecord(board, ["instance", "tokenizer"])
     for process in ("tokenizer", "instance", "tokenizer"):
-        written.add(process)
-    start_time_s, counts = read_restarts(tmp_path)
+        written.count_restart(process)
+    start_time_s, counts = read_restarts(board)
     assert start_time_s > 1.7e9
     assert counts == {"instance": 1, "tokenizer": 2}
 

@@ -16,9 +16,9 @@ from python_backends.launcher.run_files import RunFiles
 from python_backends.linux import pauses
 from python_backends.settings import ClusterSettings, Settings
 from python_backends.watching.board import Board
-from python_backends.watching.cluster_files import STATUS, ClusterStatus
+from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.instance_state import InstanceRecord, State
-from python_backends.watching.restarts import read_restarts
+from python_backends.watching.launcher_record import LauncherRecord, read_restarts
 from tests.support.server.serving import wait_for
 
 
@@ -27,14 +27,15 @@ class Launcher:
 
     def __init__(self, directory: Path, command: list[str] | None = None, **cluster: int) -> None:
         settings = Settings(cluster=ClusterSettings(**cluster))  # type: ignore[arg-type]
-        self.directory, self.board = directory, Board()
-        self.instances = InstanceProcesses(settings, RunFiles(directory, settings), self.board, None)
+        self.board = Board()
+        record = LauncherRecord(self.board, [f"instance-{number}" for number in range(3)])
+        self.instances = InstanceProcesses(settings, RunFiles(directory, settings), record, None)
         for each in self.instances._processes:
             each._child._command = command or ["sleep", "600"]
         self.instances.start()
 
     def want(self, *numbers: int) -> None:
-        ClusterStatus(self.directory).write({"run": list(numbers)})
+        ClusterState(frozenset(numbers)).write(self.board)
 
     def running(self) -> list[int]:
         """Their numbers, after a look."""
@@ -49,7 +50,7 @@ class Launcher:
         wait_for(lambda: self.running() == list(numbers), 30)
 
     def num_restarts(self) -> int:
-        return sum(read_restarts(self.directory)[1].values())
+        return sum(read_restarts(self.board)[1].values())
 
     def say(self, number: int, state: State) -> None:
         InstanceRecord(self.board, number).write(state)
@@ -77,18 +78,6 @@ def test_what_is_missing_is_started_and_what_is_not_wanted_ends(launcher: Launch
     launcher.want(0, 1, 2)
     launcher.await_running(0, 1, 2)
     assert launcher.num_restarts() == 0, "none of this is a restart"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"run": []}', '{"run": [0, 3]}', '{"run": ["0"]}', '{"run": 1}']
-)
-def test_a_file_that_makes_no_sense_changes_nothing(launcher: Launcher, text: str) -> None:
-    launcher.want(0, 1)
-    launcher.await_running(0, 1)
-    (launcher.directory / STATUS).write_text(text)
-    assert launcher.running() == [0, 1]
-    (launcher.directory / STATUS).unlink()
-    assert launcher.running() == [0, 1]
 
 
 def test_one_that_is_not_wanted_is_not_started_again(launcher: Launcher) -> None:
@@ -160,13 +149,9 @@ def test_one_that_never_gets_ready_is_given_up_and_gets_another_chance_when_it_i
     launcher.instances.stop(0)
 
 
-@pytest.mark.parametrize("last_words", [State.READY, State.DRAINING])
-def test_one_that_was_ready_may_end_any_number_of_times_in_whatever_way(
-    launcher: Launcher, last_words: State
-) -> None:
-    """One that is asked to end writes that it drains."""
+def test_one_that_was_ready_may_end_any_number_of_times(launcher: Launcher) -> None:
     for count in range(1, MAX_FAILED_STARTS + 2):
-        launcher.say(0, last_words)
+        launcher.say(0, State.READY)
         process = launcher.instances._processes[0]._child._process
         assert process is not None
         process.kill()

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from python_backends.launcher import companion
-from python_backends.launcher.learner_process import LearnerProcess
+from python_backends.launcher.learner_process import LEARNER, LearnerProcess
+from python_backends.watching.board import Board
+from python_backends.watching.launcher_record import LauncherRecord, read_restarts
 
 
 class Files:
     """As the launcher's run files."""
 
     directory = Path("/run")
-
-    def __init__(self) -> None:
-        self.restarts: set[str] = set()
 
     def keep(self) -> None:
         pass
@@ -46,7 +45,7 @@ def test_a_start_that_fails_is_tried_again_after_longer_and_longer_pauses(
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(companion, "start_group", start)
-    learner = LearnerProcess(Files())  # type: ignore[arg-type]
+    learner = LearnerProcess(Files(), LauncherRecord(Board(), ()))  # type: ignore[arg-type]
     counts = []
     for _ in range(8):
         learner.heal()
@@ -68,13 +67,14 @@ def test_a_learner_that_ended_is_counted_when_it_is_started_again(
         def poll(self) -> int:
             return 1
 
-    files = Files()
+    board = Board()
+    record = LauncherRecord(board, (LEARNER,))
     monkeypatch.setattr(companion, "start_group", lambda *_, **__: Ended())
     monkeypatch.setattr(companion, "end_group", lambda *_: None)
-    learner = LearnerProcess(files)  # type: ignore[arg-type]
+    learner = LearnerProcess(Files(), record)  # type: ignore[arg-type]
     learner.heal()
     learner.heal()
-    assert not files.restarts
+    assert read_restarts(board)[1] == {LEARNER: 0}
     pass_s(1.0)
     learner.heal()
-    assert files.restarts == {"learner"}
+    assert read_restarts(board)[1] == {LEARNER: 1}

@@ -16,7 +16,6 @@ from python_backends.moving.wire import Payload
 from python_backends.nouns.moves import Adopted, Blocks, Held, Last
 from python_backends.nouns.request import Feedback, Finish
 from python_backends.streams.stream import Stream
-from python_backends.watching.cluster_files import MoveOrder
 from tests.pure.test_scheduler_states import asks, make_request
 from tests.support.examples import examples
 from tests.support.moving import (
@@ -28,7 +27,7 @@ from tests.support.moving import (
     check_seats,
     model,
     order_to_move,
-    results,
+    orders_to_move,
     said,
     turn_until_said,
     two,
@@ -95,7 +94,7 @@ def test_a_request_that_is_submitted_elsewhere_keeps_its_age() -> None:
     world.ask(request(2, [7, 7], max_tokens=40, min_tokens=40))
     world.front.turn()
     world.turn()
-    assert order_to_move(world, 1, 1).is_done
+    assert "done" in order_to_move(world, 1, 1)
     world.turn()
     older, younger = (world.hosts[1].scheduler.find(number) for number in (1, 2))
     assert older is not None
@@ -110,24 +109,15 @@ def test_orders_that_come_while_another_is_carried_out_get_their_own_answers() -
     for number in (1, 2, 3):
         world.ask(request(number, [5, 8, number], max_tokens=90, min_tokens=90))
     world.until(lambda: min(world.num_tokens(number) for number in (1, 2, 3)) > 8)
-    for order in (MoveOrder(101, 1, 2), MoveOrder(102, 2, 2), MoveOrder(103, 2, 0), MoveOrder(104, 3, 9)):
-        world.front.cluster.ask_move(order)
-    world.until(lambda: len(results(world)) == 4)
-    assert {number: result.is_done for number, result in results(world).items()} == {
-        101: True,
-        102: True,
-        103: False,
-        104: False,
-    }
+    answers = orders_to_move(world, (1, 2), (2, 2), (2, 0), (3, 9))
+    assert [next(iter(answer)) for answer in answers] == ["done", "done", "refused", "refused"]
     assert [world.where(number) for number in (1, 2, 3)] == [2, 2, 2]
     world.check_all()
 
 
 def test_an_order_moves_one_request_and_says_when_it_is_there() -> None:
     world = two()
-    result = order_to_move(world, 1, 1)
-    assert result.is_done
-    assert result.text.startswith("request 1 is in instance 1 after ")
+    assert order_to_move(world, 1, 1)["done"].startswith("request 1 is in instance 1 after ")
     assert world.where(1) == 1
     assert world.hosts[0].copier.num_sent_bytes > 0
     world.check_all()
@@ -136,7 +126,7 @@ def test_an_order_moves_one_request_and_says_when_it_is_there() -> None:
 
 def test_an_order_that_can_not_be_carried_out_says_why() -> None:
     world = two()
-    texts = [order_to_move(world, *order).text for order in [(7, 1), (1, 0), (1, 9)]]
+    texts = [order_to_move(world, *order)["refused"] for order in [(7, 1), (1, 0), (1, 9)]]
     assert texts == [
         "there is no open request 7",
         "request 1 can't move: it is in instance 0 already",
@@ -148,10 +138,10 @@ def test_an_order_that_can_not_be_carried_out_says_why() -> None:
     world.ask(request(6, [7, 7], max_tokens=90, min_tokens=90))
     world.until(lambda: world.num_tokens(6) > 1)
     full = "request 6 did not move to instance 0: refused"
-    assert order_to_move(world, 6, 0).text == full, "all slots are busy there"
+    assert order_to_move(world, 6, 0)["refused"] == full, "all slots are busy there"
     world.check_all()
     off = two(move="off")
-    assert order_to_move(off, 1, 1).text == "request 1 can't move: cluster.move is off"
+    assert order_to_move(off, 1, 1)["refused"] == "request 1 can't move: cluster.move is off"
     off.check_all()
 
 
@@ -165,7 +155,7 @@ def test_a_request_without_a_slot_is_submitted_elsewhere_by_order() -> None:
     world.turn()
     assert not stream.seated
     there = 1 - stream.instance
-    assert order_to_move(world, 7, there).text == (
+    assert order_to_move(world, 7, there)["done"] == (
         f"request 7 was submitted to instance {there}, which computes its tokens again"
     )
     world.check_all()
@@ -318,11 +308,11 @@ def test_a_destination_without_a_slot_refuses_and_the_request_stays() -> None:
 @pytest.mark.parametrize("policy", ["ours", "llumnix", "llumnix_base"])
 def test_requests_leave_an_instance_that_has_little_memory_left(policy: str) -> None:
     world = World(policy=policy)
-    world.front.cluster.order(frozenset({0}))
+    world.front.cluster.scaling.drain(0)
     for number in range(1, 4):
         world.ask(request(number, [number] * 30, max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 1)
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(0)
     world.until(lambda: {world.where(number) for number in (1, 2, 3)} == {0, 1})
     world.check_all()
 
@@ -333,7 +323,7 @@ def test_a_drained_instance_is_left_by_all_and_gets_no_request() -> None:
         world.ask(request(number, [5, number, 9], max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 4)
     assert world.where(2) == 1
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     world.ask(request(4, [3, 3], max_tokens=5))
     world.until(lambda: world.where(2) == 0)
     world.until(lambda: world.hosts[1].scheduler.is_idle)
@@ -348,7 +338,7 @@ def test_a_move_to_an_instance_that_is_to_be_empty_ends() -> None:
     world.move(1, 1)
     world.turn()
     assert world.front.cluster.num_left(1) == 1
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     world.turn()
     assert world.front.cluster.num_left(1) == 0
     world.turn()
@@ -364,7 +354,7 @@ def test_an_instance_that_is_not_wanted_any_more_is_emptied_and_its_end_is_no_lo
     world.until(lambda: world.num_tokens(4) > 4)
     assert [world.where(number) for number in (1, 2, 3, 4)] == [0, 1, 0, 1]
     cluster = world.front.cluster
-    cluster.order(frozenset(), 1)
+    cluster.scaling.scale(1)
     world.until(lambda: world.where(2) == 0)
     assert cluster.wanted == {0, 1}, "one request is still there: the other instance has three slots"
     world.until(lambda: cluster.wanted == {0})
@@ -377,11 +367,11 @@ def test_an_instance_that_is_not_wanted_any_more_is_emptied_and_its_end_is_no_lo
 def test_a_request_that_waits_goes_where_it_can_start() -> None:
     """Instance 0 gets everything, and then another instance is there."""
     world = World(policy="ours")
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     for number in range(1, 6):
         world.ask(request(number, [number] * 5, max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 2)
-    world.front.cluster.order(frozenset())
+    world.front.cluster.scaling.restore(1)
     world.until(lambda: world.num_tokens(4) > 0)
     assert world.where(4) == 1
     world.check_all()
@@ -435,7 +425,7 @@ def test_no_request_moves_if_the_settings_say_so() -> None:
 def test_the_scheduler_model_knows_who_has_a_slot_through_evictions_and_moves(policy: str) -> None:
     """Else the queue that refuses requests is counted wrong, and the wrong ones are blamed for a crash."""
     world = World(2, policy, rules="fcfs that reserves nothing", blocks=40)
-    world.front.cluster.order(frozenset({1}))
+    world.front.cluster.scaling.drain(1)
     for number in range(1, 5):
         world.ask(request(number, [number] * 30, max_tokens=60, min_tokens=60))
     for turn in range(150):
@@ -444,7 +434,7 @@ def test_the_scheduler_model_knows_who_has_a_slot_through_evictions_and_moves(po
         check_seats(world)
         if turn == 40:
             assert world.hosts[0].scheduler.num_evictions
-            world.front.cluster.order(frozenset())
+            world.front.cluster.scaling.restore(1)
     world.check_all()
 
 

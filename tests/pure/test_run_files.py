@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher.readiness import Readiness
-from python_backends.launcher.run_directories import MARK
-from python_backends.launcher.run_files import KEEP_EVERY_S, SETTINGS, RunFiles
+from python_backends.launcher.run_files import KEEP_EVERY_S, RunFiles
 from python_backends.settings import Settings, read_settings
-from python_backends.watching.instance_state import KEY
-from python_backends.watching.restarts import NAME, read_restarts
+from python_backends.wires.run_directory import KEY, MARK, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,11 +24,9 @@ def test_what_was_removed_or_cut_off_is_written_again(tmp_path: Path) -> None:
     assert len(key) == 32
     (tmp_path / KEY).unlink()
     (tmp_path / SETTINGS).write_text("")
-    (tmp_path / NAME).unlink()
     files.keep()
     assert (tmp_path / KEY).read_bytes() == key
     assert read_settings(tmp_path / SETTINGS) == Settings()
-    assert read_restarts(tmp_path)[1]["instance-0"] == 0
     assert (tmp_path / MARK).is_file()
 
 
@@ -59,6 +55,7 @@ from pathlib import Path
 from python_backends.watching.board import Board
 from python_backends.settings import load
 from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.launcher_record import LauncherRecord
 from python_backends.launcher.instance_process import InstanceProcess
 from python_backends.launcher.fleets.local import LocalFleet
 from python_backends.launcher.run_files import RunFiles
@@ -69,7 +66,8 @@ InstanceRecord(board, 0).write(State.READY)
 settings = load(Path("gapless.toml"))
 child = LocalFleet(settings, directory, board, None).child(0)
 child._command = ["true"]  # it ends at once
-instance = InstanceProcess(settings, files, board, 0, child)
+record = LauncherRecord(board, ("instance-0",))
+instance = InstanceProcess(settings, files, record, 0, child)
 instance.start()
 while not instance.has_ended():
     time.sleep(0.01)
@@ -78,7 +76,6 @@ InstanceRecord(board, 0).write(State.READY)  # it had been ready before
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full disk, each write fails
 instance.heal()
 instance.stop(0)
-files.say("draining")
 print("healed")
 """
 
@@ -95,21 +92,7 @@ def test_a_full_disk_does_not_keep_an_instance_from_being_started_again(tmp_path
     assert done.returncode == 0, done.stderr
     assert "instance 0 ended with 0; starting it again" in done.stdout
     assert "key can't be written again" in done.stdout
-    assert "the counts of restarts can't be written" in done.stdout
     assert done.stdout.endswith("healed\n")
-
-
-def test_counts_go_on_when_their_file_is_lost(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path, Settings())
-    files.restarts.add("instance-0")
-    start_time_s, counts = read_restarts(tmp_path)
-    assert counts["instance-0"] == 1
-    (tmp_path / NAME).unlink()
-    files.restarts.add("instance-0")
-    assert read_restarts(tmp_path) == (start_time_s, {**counts, "instance-0": 2})
-    (tmp_path / NAME).write_text("{")
-    files.keep()
-    assert read_restarts(tmp_path) == (start_time_s, {**counts, "instance-0": 2})
 
 
 def test_the_file_of_readiness_is_there_while_it_is_ready_and_is_written_again(

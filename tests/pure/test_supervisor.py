@@ -16,7 +16,10 @@ from python_backends.launcher.health import MAX_FAILURES, GiveUpError, Pulse
 from python_backends.launcher.stubs import PREDICTOR
 from python_backends.launcher.supervisor import StopError, Supervisor
 from python_backends.linux.pauses import AwakeClock
+from python_backends.nouns.order import Order
 from python_backends.settings import ServerSettings, Settings
+
+Answer = Callable[[float], dict[str, int]]  # to a question that has so many seconds
 
 
 class Nothing:
@@ -35,7 +38,6 @@ class Server:
         self.dead: set[str] = set()
         self.num_starts = 0
         self.loads: Callable[[Callable[[], None]], bool] = lambda _: True
-        self.open: Callable[[float], dict[str, float]] = lambda _: {}
 
     def dead_stubs(self) -> set[str]:
         return self.dead
@@ -61,19 +63,13 @@ class Server:
     def is_ready(self) -> bool:
         return self.is_running
 
-    def has_streams(self) -> bool:
-        return self.is_running
-
-    def numbers(self, limit_s: float) -> dict[str, float]:
-        return self.open(limit_s)
-
 
 class Launcher(Supervisor):
     def __init__(self, **settings: Any) -> None:
         self._settings = Settings(server=ServerSettings(**settings))
         self._server = self.server = Server()  # type: ignore[assignment]
         self._instances = self._readiness = self._learner = self._front = Nothing()  # type: ignore[assignment]
-        self._files = type("Files", (Nothing,), {"restarts": Nothing()})()
+        self._files = self._record = Nothing()  # type: ignore[assignment]
         self._server_failures = Nothing()  # type: ignore[assignment]
         self._pulse = Pulse(lambda: True)
         self._reload_at_s = 0.0
@@ -183,35 +179,81 @@ def test_a_start_lasts_no_longer_than_the_setting_says_also_where_each_look_is_s
     assert now[0] < 1000 + 60 + 10
 
 
-def test_a_drain_lasts_no_longer_than_the_setting_says_also_where_the_server_is_silent(
-    launcher: Launcher, now: list[float]
-) -> None:
-    def silent(limit_s: float) -> dict[str, float]:
-        now[0] += min(limit_s, 5.0)
-        return {}
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
+    """Lets the scheduler model answer, and returns what it is asked."""
 
-    launcher.server.open = silent
+    def play(answer: Answer) -> list[str]:
+        orders: list[str] = []
+
+        def ask(_: object, order: Order, longest_s: float) -> dict[str, int]:
+            orders.append(order.what)
+            return answer(longest_s)
+
+        monkeypatch.setattr(supervisor, "ask", ask)
+        return orders
+
+    return play
+
+
+def test_a_drain_ends_when_no_request_is_open(
+    launcher: Launcher, asked: Callable[[Answer], list[str]], now: list[float]
+) -> None:
+    left = [3, 1, 0]
+    orders = asked(lambda _: {"open": left.pop(0)})
+    launcher._drain()
+    assert orders == ["status"] * 3
+    assert now[0] < 1000 + 2
+
+
+def test_a_drain_lasts_no_longer_than_the_setting_says_also_where_the_server_is_silent(
+    launcher: Launcher, asked: Callable[[Answer], list[str]], now: list[float]
+) -> None:
+    def silent(longest_s: float) -> NoReturn:
+        now[0] += min(longest_s, 5.0)
+        raise TimeoutError
+
+    orders = asked(silent)
     launcher.signal()
     launcher._drain()
+    assert orders[-1] == "close"
     assert now[0] < 1000 + 30 + 5
 
 
-def test_a_second_signal_ends_a_drain(launcher: Launcher, now: list[float]) -> None:
-    def signalled(_: float) -> dict[str, float]:
+def test_a_second_signal_ends_a_drain(
+    launcher: Launcher, asked: Callable[[Answer], list[str]], now: list[float]
+) -> None:
+    def signalled(_: float) -> dict[str, int]:
         launcher.signal()
-        return {}
+        return {"open": 1}
 
-    launcher.server.open = signalled
+    orders = asked(signalled)
     launcher.signal()
     launcher._drain()
+    assert orders == ["status", "close"]
     assert now[0] < 1000 + 10
 
 
-def test_a_drain_without_looks_counts_as_one_with_open_requests(launcher: Launcher, now: list[float]) -> None:
-    """It has no time for one, so clients get the time that they need for an error."""
+def test_a_drain_without_looks_counts_as_one_with_open_requests(
+    launcher: Launcher, asked: Callable[[Answer], list[str]]
+) -> None:
+    """It has no time for one, so clients get an error."""
     launcher._settings = Settings(server=ServerSettings(drain_s=0.0))
+    orders = asked(lambda _: {})
     launcher._drain()
-    assert now[0] >= 1000 + 2 * supervisor.PASSING_S + supervisor.EXPORT_EVERY_S
+    assert orders == ["close"]
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError, FileNotFoundError])
+def test_a_server_without_streams_has_no_open_requests(
+    launcher: Launcher, asked: Callable[[Answer], list[str]], error: type[OSError]
+) -> None:
+    def refuse(_: float) -> NoReturn:
+        raise error
+
+    orders = asked(refuse)
+    launcher._drain()
+    assert orders == ["status"]
 
 
 def test_signals_that_come_together_are_one(launcher: Launcher, now: list[float]) -> None:

@@ -104,7 +104,7 @@ def check_nothing_is_kept(cluster: Gapless) -> None:
 
 
 def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "python_backends.launcher.control"]
+    call = [sys.executable, "-m", "commands.control"]
     call += ["--run-directory", str(cluster.run_directory)]
     return subprocess.run(
         [*call, *command], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120

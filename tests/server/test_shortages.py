@@ -92,19 +92,6 @@ def ask(port: int) -> bytes:
     return b""
 
 
-def test_a_lost_file_of_restart_counts_ends_no_stream(gapless: Gapless, expected: Expected) -> None:
-    client, answers = sixteen_streams(gapless)
-    path = gapless.run_directory / "restarts.json"
-    content = path.read_text()
-    path.unlink()
-    try:
-        time.sleep(3)
-        check_sixteen(client, answers, expected)
-    finally:
-        path.write_text(content)
-    wait_for(gapless.is_idle, 60)
-
-
 @pytest.mark.parametrize("seconds", [1, 3])
 def test_a_tritonserver_that_stands_still_for_a_while_costs_no_stream_its_text(
     gapless: Gapless, expected: Expected, seconds: int

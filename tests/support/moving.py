@@ -25,6 +25,7 @@ from python_backends.moving.moves import Moves
 from python_backends.moving.wire import DroppedFrames, Frame, Payload
 from python_backends.nouns.messages import Failed, Hello, Load
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
+from python_backends.nouns.order import Answer, next_answer
 from python_backends.nouns.request import Feedback, Finish, Request
 from python_backends.nouns.step import Evicted, Started, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -38,7 +39,6 @@ from python_backends.settings import (
     StreamSettings,
 )
 from python_backends.streams.table import FAILED_INSIDE, StreamTable
-from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady, NewSession
 from tests.support.scheduling import RULES, VOCAB, request, write_vocabulary
@@ -379,17 +379,23 @@ def turn_until_said(world: World, number: int, kind: type) -> None:
     raise AssertionError("it was not said")
 
 
-def order_to_move(world: World, request_id: int, instance: int) -> MoveResult:
-    """Orders it as `launcher.control move` does. Returns what became of it."""
-    number = int(world.network.now_s * 1e9)
-    world.front.cluster.ask_move(MoveOrder(number, request_id, instance))
-    world.until(lambda: number in results(world))
-    return results(world)[number]
+def orders_to_move(world: World, *orders: tuple[int, int]) -> list[Answer]:
+    """Orders it as operators do, all at once: a request and where it is to go. Returns the last answers."""
+    carried_out = {order: world.front.cluster.move(*order) for order in orders}
+    answers: dict[tuple[int, int], Answer] = {}
+
+    def are_answered() -> bool:
+        for order, progress in carried_out.items():
+            if "missing" in answers.get(order, {"missing": ""}):
+                answers[order] = next_answer(progress)
+        return not any("missing" in answer for answer in answers.values())
+
+    world.until(are_answered)
+    return [answers[order] for order in orders]
 
 
-def results(world: World) -> dict[int, MoveResult]:
-    """Of the orders to move, by their numbers."""
-    return {result.number: result for result in world.front.cluster.move_results}
+def order_to_move(world: World, request_id: int, instance: int) -> Answer:
+    return orders_to_move(world, (request_id, instance))[0]
 
 
 def check_seats(world: World) -> None:

@@ -18,7 +18,8 @@ from python_backends.launcher.health import Start
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import Settings
 from python_backends.watching.board import Board, instance_name
-from python_backends.wires.network import NETWORK, Network, network_as_bytes
+from python_backends.wires.network import Network, network_as_bytes
+from python_backends.wires.run_directory import NETWORK
 
 THREADS = "OMP_NUM_THREADS"  # Ray sets it in its processes
 OF_RAY = "RAY_"

@@ -25,7 +25,8 @@ from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import ROOT, Settings, SettingsError
 from python_backends.watching.board import Board, instance_name
-from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes
+from python_backends.wires.network import CurveKeys, Network, network_as_bytes
+from python_backends.wires.run_directory import NETWORK
 
 log = logging.getLogger("gapless")
 

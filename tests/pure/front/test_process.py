@@ -17,7 +17,8 @@ from front.model import Model
 from python_backends.launcher.readiness import Readiness
 from python_backends.settings import ROOT, ModelSettings, ServerSettings, Settings
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import DRAINING, InstanceRecord, State
+from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.launcher_record import LauncherRecord
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_health_needs_the_launchers_word_a_ready_instance_and_no_drain(model: Pa
     os.utime(tmp_path / "ready-8000", (old, old))
     assert not is_healthy(tmp_path, 8000, served), "the launcher is silent"
     Readiness(tmp_path, 8000).say(True)
-    (tmp_path / DRAINING).touch()
+    LauncherRecord(board, ()).drain()
     assert not is_healthy(tmp_path, 8000, served)
     board.close()
 

@@ -16,7 +16,9 @@ import pytest
 
 from python_backends.engine.choice import choose
 from python_backends.settings import ModelSettings, Settings, dump
-from python_backends.watching.instance_state import KEY
+from python_backends.watching.board import Board
+from python_backends.watching.launcher_record import LauncherRecord
+from python_backends.wires.run_directory import KEY, SETTINGS
 from tests.support.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
 
 PACKAGE = "python_backends.triton_models"
@@ -141,7 +143,15 @@ def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def launcher(monkeypatch: pytest.MonkeyPatch) -> LauncherRecord:
+    """Its record, on a board of its own."""
+    board = Board()
+    monkeypatch.setattr(Board, "inherited", staticmethod(lambda: board))
+    return LauncherRecord(board, ("instance-0",))
+
+
+@pytest.fixture
+def run_directory(launcher: LauncherRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory as the launcher makes it, with the settings of a small model."""
     directory = tmp_path / "run"
     directory.mkdir()
@@ -152,7 +162,7 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         model, byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448}
     )
     settings = Settings(model=ModelSettings(str(model)))
-    dump(choose(settings).settings, directory / "settings.json")
+    dump(choose(settings).settings, directory / SETTINGS)
     (directory / KEY).write_bytes(bytes(range(32)))
     monkeypatch.setenv("GAPLESS_RUN_DIRECTORY", str(directory))
     return directory

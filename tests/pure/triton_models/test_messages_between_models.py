@@ -14,7 +14,7 @@ import pytest
 
 from python_backends.nouns.messages import pack, reader
 from python_backends.nouns.request import Request, Sampling, TokenWindow
-from python_backends.watching.instance_state import KEY
+from python_backends.wires.run_directory import KEY
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Tensor
 

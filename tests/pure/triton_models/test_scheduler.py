@@ -17,12 +17,12 @@ import pytest
 from python_backends.engine.choice import choose
 from python_backends.moving.coordinator import Coordinator
 from python_backends.nouns.messages import FromInstance, Hello, Load
+from python_backends.nouns.order import Order
 from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, Subject
 from python_backends.nouns.step import Tokens
 from python_backends.settings import dump, load
-from python_backends.watching.instance_state import CLOSING
-from python_backends.watching.restarts import RestartCounts
 from python_backends.wires import sessions
+from python_backends.wires.control import ask
 from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
@@ -79,7 +79,6 @@ def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureReq
     }
     settings = choose(load(ROOT / "gapless.toml", changes)).settings
     dump(settings, run_directory / "settings.json")
-    RestartCounts(run_directory, ("instance-0",))
     model = Model()
     yield model
     model.model.finalize()
@@ -108,16 +107,6 @@ def test_a_refusal_that_cannot_be_sent_ends_no_stream(served: Model) -> None:
     time.sleep(0.3)
     assert len(served.table) == 2
     assert all(map(is_undisturbed, senders))
-
-
-def test_a_lost_or_broken_file_of_restart_counts_ends_no_stream(served: Model, run_directory: Path) -> None:
-    sender = served.ask(1)
-    (run_directory / "restarts.json").write_text("no JSON")
-    served.pass_seconds(1)
-    (run_directory / "restarts.json").unlink()
-    served.pass_seconds(1)
-    assert len(served.table) == 1
-    assert is_undisturbed(sender)
 
 
 def test_metrics_and_records_that_fail_end_no_stream_and_are_logged_once(
@@ -198,9 +187,10 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     served.tell(tokens(1, 5, 6))
     wait_for(lambda: len(stream.tokens) == 2, 10)
     assert stream.has_news, "the second token waits for company"
-    (run_directory / CLOSING).touch()
-    served.pass_seconds(1)
-    wait_for(lambda: sender.is_closed, 10)
+    assert ask(run_directory, Order("status"))["open"] == 1
+    ask(run_directory, Order("close"))
+    assert sender.is_closed
+    assert ask(run_directory, Order("status"))["open"] == 0
     assert not stream.has_news
     assert sender.sent[-1] == (True, "the server is shutting down")
 

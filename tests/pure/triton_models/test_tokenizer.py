@@ -13,7 +13,8 @@ from python_backends.engine.choice import choose
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, ModelSettings, Settings, dump
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import DRAINING, InstanceRecord, State
+from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.launcher_record import LauncherRecord
 from tests.pure.triton_models.conftest import Request, Response, Tensor
 
 TRITONS = {
@@ -104,11 +105,11 @@ def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
     assert [bool(error(answer)) for answer in answers] == [False, True, False]
 
 
-def test_each_refused_request_is_counted_by_its_reason(model: Any, run_directory: Path) -> None:
+def test_each_refused_request_is_counted_by_its_reason(model: Any, launcher: LauncherRecord) -> None:
     counts = model._metrics._counts
     model.execute([asked(), asked(tempreature=1.0), asked(max_tokens=10**9), Request([])])
     assert {reason: count.value for reason, count in counts.items()} == {"invalid": 3, "shutting_down": 0}
-    (run_directory / DRAINING).touch()
+    launcher.drain()
     model.execute([asked(), asked()])
     assert counts["shutting_down"].value == 2
 
