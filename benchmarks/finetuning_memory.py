@@ -60,8 +60,11 @@ def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[floa
     from python_backends.finetuning.packs import packed
     from python_backends.finetuning.pruning import plans
     from python_backends.nouns.training import Keep, Tile
+    from tests.support.model_source import read_from
 
-    model = trained_model(build_model(shape, DTYPES[shape], num_layers, SMALL_VOCABULARY), MAX_TOKENS)
+    built = build_model(shape, DTYPES[shape], num_layers, SMALL_VOCABULARY)
+    model = trained_model(*read_from(built), MAX_TOKENS)
+    del built
     session = TrainingSession(model, ADAPTER, seed=1)
     made = plans(session.facts, session.targets, Keep(keep))
     pack = packed(random_examples([length] * NUM_SEQUENCES, 1.0, SMALL_VOCABULARY))

@@ -23,6 +23,7 @@ from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import mini_batch, packed
 from python_backends.finetuning.trainer import CLIP, Files, Trainer
 from python_backends.nouns.training import NO_LABEL, AdapterShape, Keep
+from tests.support.model_source import read_from
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA = 16, 32
@@ -94,10 +95,10 @@ def make_job(directory: Path, examples: list[Example], batch_size: int, steps: i
 
 
 class OurTrainer:
-    """`model` is used up."""
+    """Of transformers' `model`."""
 
     def __init__(self, model: Any, keep: Keep = Keep.PRODUCTS, pack_tokens: int = 1024) -> None:
-        self._session = TrainingSession(trained_model(model, MAX_TOKENS), ADAPTER, SEED)
+        self._session = TrainingSession(trained_model(*read_from(model), MAX_TOKENS), ADAPTER, SEED)
         self._memory = PackMemory(self._session, pack_tokens, keeps=[keep])
 
     def train(self, examples: list[Example], batch_size: int, steps: int, watch: Watch) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
-from python_backends.engine.model.checkpoint import load_model
-from python_backends.engine.model.families import head_dim, num_kv_heads
+from python_backends.engine.model.loading import Weights
+from python_backends.engine.model.random_source import RandomSource
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import StepTimer
@@ -32,7 +33,7 @@ from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_launcher import StepLauncher
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, StepPlan
-from python_backends.settings import ModelSettings, Settings
+from tests.support.model_source import ModelSource
 
 Watch = Callable[..., object]  # with a kernel and the arguments of its launch
 
@@ -199,7 +200,9 @@ class Counted:
 
 
 class CountedModel:
-    """The torch engine's own steps for a model of `config` (transformers'), bfloat16, without memory."""
+    """The torch engine's own steps for a model of `config` (transformers'), bfloat16, with random weights,
+    without memory.
+    """
 
     def __init__(
         self,
@@ -211,22 +214,21 @@ class CountedModel:
     ) -> None:
         self._slots, self._context, self._watch = slots, context_tokens, watch
         self._recorder = Recorder(context_tokens)
-        settings = Settings(model=ModelSettings(dtype="bfloat16", random_weights=True))
+        facts = read_model_facts(ModelSource(config.to_dict()))
         with recording(self._recorder, watch):
-            model = load_model(settings, config, META)
-            description = describe(model, max_model_tokens)
-            decoder = Decoder(description, take_layers(model), max_model_tokens, kernels=True)
-            self._launcher = self._made(decoder, config, max_model_tokens)
+            weights = Weights(facts, RandomSource(facts, torch.bfloat16), torch.bfloat16, META)
+            description = describe(facts, weights, max_model_tokens)
+            layers = take_layers(facts, weights)
+            decoder = Decoder(description, layers, max_model_tokens, kernels=True)
+            self._launcher = self._made(decoder, facts, max_model_tokens)
             self._launcher.fix_shapes(self._recorder.capture)
         self.decoder = decoder
 
-    def _made(self, decoder: Decoder, config: Any, max_model_tokens: int) -> StepLauncher:
+    def _made(self, decoder: Decoder, facts: ModelFacts, max_model_tokens: int) -> StepLauncher:
         dtype = decoder.embedding.dtype
         blocks = self._slots * (self._context // BLOCK_TOKENS + 64)
-        limits = ModelLimits(max_model_tokens, config.vocab_size, self._slots, blocks, BLOCK_TOKENS)
-        shape = BlockShape(
-            config.num_hidden_layers, BLOCK_TOKENS, num_kv_heads(config), head_dim(config), dtype
-        )
+        limits = ModelLimits(max_model_tokens, facts.vocab_size, self._slots, blocks, BLOCK_TOKENS)
+        shape = BlockShape(facts.num_layers, BLOCK_TOKENS, facts.num_kv_heads, facts.head_dim, dtype)
         cache = KVCache(shape, blocks + 1, META)
         state = SlotState(limits, META, kernels=True, most_stop_ids=STOP_IDS)
         launcher = StepLauncher(decoder, state, cache, SlotAdapters(META), kernels=True)

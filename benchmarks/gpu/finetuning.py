@@ -30,7 +30,6 @@ from benchmarks.coserving.specs import BATCH_SIZE, endless_job
 from benchmarks.gpu.model import Measured
 from benchmarks.gpu.report import Figure, LeftOutError
 from python_backends.engine.device import take_device
-from python_backends.engine.model.checkpoint import load_model, read_config
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.finetuning.pack_memory import PackMemory
@@ -90,8 +89,7 @@ class Part:
     def peft_alone(self) -> float | None:
         """Trained tokens a second; None without PEFT."""
         with contextlib.suppress(ImportError):
-            device = take_device(self._measured.device)
-            model = load_model(self._settings, read_config(self._settings), device)
+            model = self._transformers_model()
             trainer = PeftTrainer(model, batched=True, float32_adapter=True)
             examples = random_examples(self.amount.lengths, 1.0, self._measured.vocabulary)
             found = self._peft_speed(trainer, examples)
@@ -99,6 +97,16 @@ class Part:
             self._give_back()
             return found
         return None
+
+    def _transformers_model(self) -> Any:
+        """With random weights, as ours."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(self._settings.model_directory)
+        torch.manual_seed(0)
+        with take_device(self._measured.device):
+            dtype = getattr(torch, self._settings.model.dtype)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
     def build_engine(self) -> None:
         """Raises LeftOutError if it trains nothing."""

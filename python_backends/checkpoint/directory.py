@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from python_backends.checkpoint import weight_files
+from python_backends.checkpoint.added_tokens import complete
 from python_backends.checkpoint.digests import digest_of
 from python_backends.checkpoint.source import CheckpointError, Stored
 from python_backends.checkpoint.tables import read_table, text_part
@@ -48,13 +49,16 @@ class DirectorySource:
         return find_template(self.path, self.texts)
 
     def tokenizer(self) -> Tokenizer:
+        """With the tokens that only its configuration knows."""
         path = self.path / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: a checkpoint needs a fast tokenizer (tokenizer.json)")
         try:
-            return Tokenizer.from_buffer(path.read_bytes())  # takes any path
+            tokenizer = Tokenizer.from_buffer(path.read_bytes())  # takes any path
         except Exception as error:  # the library raises nothing more specific
             raise CheckpointError(f"{path}: {error}") from error
+        complete(tokenizer, self.texts, read_table(self.path / "added_tokens.json"))
+        return tokenizer
 
     @cached_property
     def tensors(self) -> Mapping[str, Stored]:

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from python_backends.checkpoint.facts import read_facts, stored_dtype
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kinds import KINDS, kind_of
@@ -39,10 +39,9 @@ def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
 
     Raises SettingsError if there are to be adapters and the engine named has none.
     """
-    config = _config(settings.model_directory)
     reasons = []
     if settings.engine.kind == AUTO:
-        kind, why = _kind(settings, config)
+        kind, why = _kind(settings)
         settings = replace(settings, engine=replace(settings.engine, kind=kind))
         reasons.append(f"engine.kind = {kind}: {why}")
     if settings.adapters.directory and not kind_of(settings).takes_adapters:
@@ -51,19 +50,19 @@ def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
             f" has no adapters; {', '.join(name for name, kind in KINDS.items() if kind.takes_adapters)} have"
         )
     if settings.model.dtype == AUTO:
-        dtype, why = _dtype(settings, config, processor_flags() if flags is None else flags)
+        dtype, why = _dtype(settings, processor_flags() if flags is None else flags)
         settings = replace(settings, model=replace(settings.model, dtype=dtype))
         reasons.append(f"model.dtype = {dtype}: {why}")
     return Choice(settings, tuple(reasons))
 
 
-def _kind(settings: Settings, config: dict[str, Any]) -> tuple[str, str]:
+def _kind(settings: Settings) -> tuple[str, str]:
     """And why."""
     if settings.model.device != "cpu":
         return "torch", "it computes on a GPU"
     if settings.adapters.directory:
         return "torch", "OpenVINO has no adapters (adapters.directory)"
-    if config.get("attn_logit_softcapping") is not None:
+    if _has_softcap(settings.model_directory):
         return "torch", "OpenVINO's attention has no soft-capped scores"
     if settings.engine.block_tokens != OPENVINO_BLOCK_TOKENS:
         return "torch", f"openvino takes engine.block_tokens = {OPENVINO_BLOCK_TOKENS}"
@@ -72,11 +71,11 @@ def _kind(settings: Settings, config: dict[str, Any]) -> tuple[str, str]:
     return "openvino", "the faster one on a CPU"
 
 
-def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -> tuple[str, str]:
+def _dtype(settings: Settings, flags: Collection[str]) -> tuple[str, str]:
     """And why."""
-    stored = config.get("dtype") or config.get("torch_dtype") or "float32"
     if not kind_of(settings).has_weights:
         return "float32", f"the {settings.engine.kind} engine has no weights"
+    stored = _stored(settings.model_directory)
     if stored not in HALF:
         return "float32", f"the checkpoint is of {stored}"
     if settings.model.device != "cpu":
@@ -89,9 +88,17 @@ def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -
     return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
 
 
-def _config(directory: Path) -> dict[str, Any]:
-    """Empty if it can't be read: the engine will say what is wrong with it."""
+def _has_softcap(directory: Path) -> bool:
+    """No if the files can't be read: the engine will say what is wrong with them."""
     try:
-        return open_source(directory).config
+        return read_facts(open_source(directory)).has_softcap
     except CheckpointError:
-        return {}
+        return False
+
+
+def _stored(directory: Path) -> str:
+    """The type of the weights; float32 if the files can't be read."""
+    try:
+        return stored_dtype(open_source(directory))
+    except CheckpointError:
+        return "float32"

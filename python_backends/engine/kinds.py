@@ -36,10 +36,10 @@ def _openvino_layers(settings: Settings) -> str | None:
 
 
 def _openvino_must_fuse(settings: Settings) -> bool:
-    from python_backends.engine.model.checkpoint import read_config
+    from python_backends.engine.model.loading import facts_of
     from python_backends.engine.openvino.known_fault import would_end_the_process
 
-    return would_end_the_process(settings, read_config(settings))
+    return would_end_the_process(settings, facts_of(settings))
 
 
 def _tensorrt_llm_engine(settings: Settings) -> Engine:

@@ -80,10 +80,9 @@ def place(start: str, adapters: Path | None) -> Path:
 
 def targets(settings: Settings, names: str) -> tuple[str, ...]:
     """Names of modules; ValueError if the model has none of a name."""
-    from python_backends.engine.model.checkpoint import read_config  # brings torch along
-    from python_backends.engine.model.families import module_names
+    from python_backends.engine.model.loading import facts_of  # brings torch along
 
-    known = module_names(read_config(settings))
+    known = facts_of(settings).module_names
     chosen = known if names == TARGETS else tuple(dict.fromkeys(names.split(",")))
     unknown = [name for name in chosen if name not in known]
     if unknown:

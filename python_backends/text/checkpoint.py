@@ -11,22 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from python_backends.checkpoint.added_tokens import NAMED_TOKENS, content
+from python_backends.checkpoint.facts import read_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# lists of tokens; the second may be an object with a name for each token
-_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The text side of a model. `tokenizer` is unchanged from the file; code that changes it makes a copy."""
+    """The text side of a model. Code that changes `tokenizer` makes a copy."""
 
     directory: Path
     tokenizer: Tokenizer
@@ -64,66 +60,28 @@ def as_checkpoint_error(directory: Path) -> Iterator[None]:
 
 def _read(directory: Path) -> Checkpoint:
     source = open_source(directory)
-    tokenizer, texts, config = source.tokenizer(), source.texts, source.config
-    names = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
+    tokenizer, texts, facts = source.tokenizer(), source.texts, read_facts(source)
+    names = {name: text for name in NAMED_TOKENS if (text := content(texts.get(name)))}
     chat_template, template_file = source.chat_template
-    path = directory / "config.json"
-    num_rows = _whole(path, "vocab_size", config.get("vocab_size") or 0)
+    end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     return Checkpoint(
         directory=directory,
         tokenizer=tokenizer,
         named_tokens=names,
-        special_tokens=_special_tokens(tokenizer, texts, names),
+        special_tokens=_special_tokens(tokenizer),
         chat_template=chat_template,
         template_file=template_file,
-        eos_ids=_eos_ids(directory, tokenizer, names, source.generation, config),
-        max_model_tokens=next(
-            (_whole(path, name, config[name]) for name in _CONTEXT_NAMES if config.get(name)), 0
-        ),
-        vocab_size=max(num_rows, num_ids(tokenizer)),
-        num_rows=num_rows or num_ids(tokenizer),
+        eos_ids=tuple(sorted({*facts.end_ids, *([] if end is None else [end])})),
+        max_model_tokens=facts.context,
+        vocab_size=max(facts.vocab_size, num_ids(tokenizer)),
+        num_rows=facts.vocab_size or num_ids(tokenizer),
     )
 
 
-def _content(token: Any) -> str:
-    """Returns the text of a token, which is written as a string or as an object with `content`."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _special_tokens(tokenizer: Tokenizer, texts: dict[str, Any], named: dict[str, str]) -> frozenset[str]:
-    """Returns the tokens that the tokenizer marks as special or that the configuration names."""
-    known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
-    played = {*named.values(), *(token for name in _EXTRA_TOKENS for token in _contents(texts.get(name)))}
-    return frozenset(text for text, special in known.items() if special or text in played)
-
-
-def _contents(tokens: Any) -> list[str]:
-    return [_content(token) for token in (tokens.values() if isinstance(tokens, dict) else tokens or [])]
-
-
-def _eos_ids(
-    directory: Path,
-    tokenizer: Tokenizer,
-    names: dict[str, str],
-    generation: dict[str, Any],
-    config: dict[str, Any],
-) -> tuple[int, ...]:
-    """Returns every id that a file of the checkpoint names as an end token. Chat models often have a second
-    one, in only one of the files.
-    """
-    ids = {tokenizer.token_to_id(names["eos_token"])} if "eos_token" in names else set()
-    for file, table in (("generation_config.json", generation), ("config.json", config)):
-        entry = table.get("eos_token_id")
-        for each in entry if isinstance(entry, list) else [entry]:
-            ids.add(None if each is None else _whole(directory / file, "eos_token_id", each))
-    return tuple(sorted(token_id for token_id in ids if token_id is not None and token_id >= 0))
-
-
-def _whole(path: Path, name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{path}: {name} = {value!r}: must be a whole number") from error
+def _special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
+    """Those that the tokenizer marks as special; those with a name in the configuration are."""
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    return frozenset(token.content for token in tokens if token.special)
 
 
 def num_ids(tokenizer: Tokenizer) -> int:

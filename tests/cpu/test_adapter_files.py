@@ -18,12 +18,13 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
-from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.model.weights import take_layers
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import AdaptedModel, adapted_model
 from python_backends.engine.torch.adapters.modules import modules_of, names_of
 from python_backends.nouns.training import AdapterShape
+from tests.support.model_source import facts_from, read_from
 from tests.support.peft_adapters import save_adapter
 from tests.support.tiny_models import RELATIVES, TINY, build
 
@@ -41,7 +42,7 @@ def transformed(name: str) -> Any:
 
 
 def adapted(model: Any) -> AdaptedModel:
-    return adapted_model(model, 64, torch.device("cpu"))
+    return adapted_model(facts_from(model), 64, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
@@ -52,8 +53,8 @@ def test_the_products_of_what_peft_writes_are_those_of_peft(name: str, tmp_path:
     factors = adapted(model).factors(peft_files.read(directory, tmp_path, MOST_BYTES))
     plain, merged = transformed(name), transformed(name)
     merged = PeftModel.from_pretrained(merged, directory).merge_and_unload()
-    describe(plain, 384)
-    for ours, before, after in zip(factors, take_layers(plain), take_layers(merged), strict=True):
+    layers = (take_layers(*read_from(each)) for each in (plain, merged))
+    for ours, before, after in zip(factors, *layers, strict=True):
         products = {
             "qkv": (before.attention.qkv, after.attention.qkv),
             "o": (before.attention.output, after.attention.output),
@@ -71,7 +72,7 @@ def test_peft_reads_what_is_written(tmp_path: Path) -> None:
     model = transformed("llama_grouped")
     first = save_adapter(model, tmp_path / "theirs", rank=4)
     tensors = load_file(first / WEIGHTS)
-    shape = AdapterShape(4, 8.0, names_of(modules_of(model)))
+    shape = AdapterShape(4, 8.0, names_of(modules_of(facts_from(model))))
     (tmp_path / "ours").mkdir()
     weights = {key: tensor.numpy().astype(np.float32) for key, tensor in tensors.items()}
     peft_files.write(tmp_path / "ours", weights, shape, "tiny")
@@ -254,7 +255,7 @@ def test_links_lead_to_nothing_outside(good: Path, tmp_path: Path) -> None:
 def test_weights_are_read_up_to_what_the_largest_rank_allows(good: Path) -> None:
     model = transformed("llama_grouped")
     assert peft_files.read(good, good.parent, adapted(model).most_bytes)
-    small = adapted_model(model, 1, torch.device("cpu"))
+    small = adapted_model(facts_from(model), 1, torch.float32, torch.device("cpu"))
     size = (good / WEIGHTS).stat().st_size
     assert size < small.most_bytes < adapted(model).most_bytes
     with pytest.raises(BadAdapterError, match=f"it has {size} bytes: must be at most {size - 1}"):

@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from python_backends.checkpoint import weight_files
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.tensor_names import shapes_of
 from python_backends.engine.kv.padding import padded
-from python_backends.engine.model import checkpoint, straight
-from python_backends.engine.model.checkpoint import fingerprint_of, load_model, model_limits, read_config
-from python_backends.engine.model.straight import load_straight
+from python_backends.engine.model.limits import fingerprint_of, model_limits
+from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
 from tests.support.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
-
-# transformers calls a module by another name than its checkpoints
-CONVERTED = ("gpt_neox", "gpt_neox_sequential")
 
 
 def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
@@ -49,10 +49,13 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_p
         ({"hidden_act": "quick_gelu"}, "hidden_act quick_gelu"),
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantization_config of architecture LlamaForCausalLM",
+            "quantization_config 'gptq' of architecture LlamaForCausalLM",
         ),
         ({"model_type": "unheard_of"}, "unheard_of"),
-        ({"hidden_size": 65}, "hidden size"),
+        (
+            {"hidden_size": 65, "head_dim": None},
+            "hidden_size = 65: must be a multiple of num_attention_heads = 4",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
@@ -86,69 +89,62 @@ def test_what_one_family_alone_may_ask_for_is_refused_by_name(
         TorchEngine(_changed(tiny(name), tmp_path, change))
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Files and the devices for which they were opened; a GPU gets what lies in the host's memory."""
+    found: list[tuple[str, str]] = []
+
+    def recorded(path: Path, framework: str, device: str = "cpu") -> Any:
+        if framework == "pt":
+            found.append((path.name, device))
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(weight_files, "safe_open", recorded)
+    return found
+
+
 @pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
-def test_weights_that_are_read_straight_to_a_device_are_those_that_transformers_loads(
-    tiny: Any, name: str
+def test_both_devices_are_given_the_tensors_that_transformers_loads(
+    tiny: Any, name: str, opened: list[tuple[str, str]]
 ) -> None:
     settings = tiny(name).settings(dtype="bfloat16")
-    config = read_config(settings)
-    model = load_straight(settings.model_directory, config, torch.bfloat16, torch.device("cpu"))
-    if name in CONVERTED:
-        assert model is None  # and then transformers loads it
-        return
-    assert model is not None
-    wanted = load_model(settings, config)
-    pairs = zip(_tensors(model), _tensors(wanted), strict=True)
-    assert all(ours[0] == theirs[0] and torch.equal(ours[1], theirs[1]) for ours, theirs in pairs)
+    facts = facts_of(settings)
+    loaded = AutoModelForCausalLM.from_pretrained(settings.model_directory, dtype=torch.bfloat16)
+    wanted = loaded.state_dict()
+    for device in (torch.device("cpu"), torch.device("cuda:0")):
+        weights = open_weights(settings, facts, device)
+        for key in shapes_of(facts):
+            assert torch.equal(weights.tensor(key), wanted[key]), key
+    assert {device for _, device in opened} == {"cpu", "cuda:0"}
 
 
-def test_a_device_is_given_each_weight_once_and_the_host_holds_no_copy(
-    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_device_is_given_each_weight_once_from_its_own_file(
+    one: TinyModel, tmp_path: Path, opened: list[tuple[str, str]]
 ) -> None:
-    """`cpu:0` stands for a GPU: another device than the one through which transformers loads."""
     one.model.save_pretrained(tmp_path, max_shard_size="100KB")
-    opened: list[tuple[str, str]] = []
-
-    def recorded(path: Path, framework: str, device: str) -> Any:
-        opened.append((path.name, device))
-        return safe_open(path, framework, "cpu")
-
-    monkeypatch.setattr(straight, "safe_open", recorded)
-    monkeypatch.setattr(
-        checkpoint, "_loaded_by_transformers", lambda *_: pytest.fail("the weights went through the host")
-    )
     settings = replace(one.settings(), model=ModelSettings(str(tmp_path), "float32"))
-    model = load_model(settings, read_config(settings), torch.device("cpu:0"))
-    names = {path.name for path in tmp_path.glob("*.safetensors")}
-    assert len(names) > 2
-    assert sorted(opened) == sorted((name, "cpu:0") for name in names)
-    assert torch.equal(model.get_output_embeddings().weight, one.model.get_output_embeddings().weight)
+    facts = facts_of(settings)
+    weights = open_weights(settings, facts, torch.device("cuda:0"))
+    assert opened == []
+    for key in shapes_of(facts):
+        weights.tensor(key)
+    places = open_source(tmp_path).tensors
+    assert sorted(opened) == sorted((stored.file.name, "cuda:0") for stored in places.values())
+    assert len({name for name, _ in opened}) > 2
 
 
-def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(
-    one: TinyModel, tmp_path: Path
-) -> None:
-    settings = one.settings()
-    config = read_config(settings)
-    weights = load_file(settings.model_directory / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.weight"
-    for changed in ({f"old.{name}": weights[name]}, {name: weights[name][:1].clone()}):
-        save_file(
-            {each: tensor for each, tensor in weights.items() if each != name} | changed,
-            tmp_path / "model.safetensors",
-        )
-        assert load_straight(tmp_path, config, torch.float32, torch.device("cpu")) is None
-    assert load_straight(tmp_path / "nowhere", config, torch.float32, torch.device("cpu")) is None
+def test_what_is_read_stays_as_it_was_when_the_file_changes(one: TinyModel, tmp_path: Path) -> None:
+    shutil.copytree(one.directory, tmp_path, dirs_exist_ok=True)
+    settings = replace(one.settings(), model=ModelSettings(str(tmp_path), "float32"))
+    read = open_weights(settings, facts_of(settings)).tensor(UP)
+    before = read.clone()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert torch.equal(read, before)
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture
-def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cpu:0` stands for a GPU: another device than the one through which transformers loads."""
-    monkeypatch.setattr(straight, "safe_open", lambda path, framework, device: safe_open(path, framework))
 
 
 def _stored(model: TinyModel, directory: Path, change: Callable[[Weights], Any]) -> Settings:
@@ -158,61 +154,6 @@ def _stored(model: TinyModel, directory: Path, change: Callable[[Weights], Any])
     change(weights)
     save_file(weights, directory / "model.safetensors")
     return replace(model.settings(), model=ModelSettings(str(directory), "float32"))
-
-
-@pytest.mark.usefixtures("other_device")
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda weights: weights.pop(UP), f"the weights lack {UP}"),
-        (lambda weights: weights.pop("lm_head.weight"), "the weights lack lm_head.weight"),
-        (
-            lambda weights: weights.update({f"{UP}_scale": torch.ones(1)}),
-            f"this model has no place for {UP}_scale",
-        ),
-        (lambda weights: weights.update({UP: weights[UP][:1].clone()}), f"config.json says are {UP}"),
-    ],
-    ids=["missing", "no head", "scale", "shape"],
-)
-def test_a_model_is_served_whole_or_refused_by_the_names_of_its_tensors(
-    one: TinyModel, tmp_path: Path, device: str, change: Callable[[Weights], Any], says: str
-) -> None:
-    settings = _stored(one, tmp_path, change)
-    with pytest.raises(SettingsError) as refused:
-        load_model(settings, read_config(settings), torch.device(device))
-    assert says in str(refused.value)
-    assert str(tmp_path) in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.usefixtures("other_device")
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-def test_tensors_that_a_model_computes_or_ties_may_be_stored_as_well(
-    tiny: Any, tmp_path: Path, device: str
-) -> None:
-    def add(weights: Weights) -> None:
-        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-
-    settings = _stored(tiny("llama_tied"), tmp_path, add)
-    model = load_model(settings, read_config(settings), torch.device(device))
-    expected = tiny("llama_tied").model.get_output_embeddings().weight
-    assert torch.equal(model.get_output_embeddings().weight, expected)
-
-
-@pytest.mark.usefixtures("other_device")
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\0" * 99])
-def test_a_file_of_weights_that_cannot_be_read_is_named(
-    one: TinyModel, tmp_path: Path, content: bytes
-) -> None:
-    one.model.save_pretrained(tmp_path, max_shard_size="100KB")
-    broken = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    broken.write_bytes(content)
-    settings = replace(one.settings(), model=ModelSettings(str(tmp_path), "float32"))
-    for device in ("cpu", "cpu:0"):
-        with pytest.raises(SettingsError, match=f"{broken.name} can't be loaded: "):
-            load_model(settings, read_config(settings), torch.device(device))
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -275,14 +216,9 @@ def test_the_fingerprint_tells_other_weights_of_the_same_names_and_sizes_apart(
     assert len(prints) == 3
 
 
-def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """Weights and buffers, also those that no checkpoint holds."""
-    return sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0])
-
-
 def _limits(tiny: TinyModel, **engine: Any) -> Any:
     settings = tiny.settings(**engine)
-    return model_limits(settings, read_config(settings))
+    return model_limits(settings, facts_of(settings))
 
 
 def _changed(tiny: TinyModel, directory: Path, change: dict[str, Any]) -> Settings:

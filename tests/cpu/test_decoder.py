@@ -14,7 +14,6 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
-from python_backends.engine.model.families import head_dim, num_kv_heads
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decoder import Decoder, StepInputs, rotary_tables
@@ -22,6 +21,7 @@ from python_backends.engine.torch.projection import Projection, can_pack
 from python_backends.engine.torch.step_batch import StepBatch, StepBatcher, group_ends
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, StepPlan
+from tests.support.model_source import read_from
 from tests.support.tiny_models import VOCABULARY, TinyModel
 
 BLOCK_TOKENS = 4
@@ -98,8 +98,7 @@ def test_rotary_tables_are_transformers_angles_with_the_first_half_of_sin_negate
         rope_parameters=rope,
     )
     model = LlamaForCausalLM(config)
-    model.config.architectures = ["LlamaForCausalLM"]
-    cos, sin = rotary_tables(describe(model, 256).rotaries[0], 256, torch.float32)
+    cos, sin = rotary_tables(describe(*read_from(model), 256).rotaries[0], 256, torch.float32)
     expected_cos, expected_sin = model.model.rotary_emb(torch.zeros(1), torch.arange(256)[None])
     assert torch.equal(cos, expected_cos[0])
     assert torch.equal(torch.cat((-sin[:, :8], sin[:, 8:]), 1), expected_sin[0])
@@ -114,17 +113,16 @@ def test_rows_of_very_different_length_are_read_in_groups_of_their_own() -> None
 
 
 def _decoder(model: Any) -> Decoder:
-    return Decoder(describe(model, 64), take_layers(model), 64)
+    facts, weights = read_from(model)
+    return Decoder(describe(facts, weights, 64), take_layers(facts, weights), 64)
 
 
 def _flat_batch(
     tiny: TinyModel, prompts: list[Tensor], windows: tuple[int | None, ...]
 ) -> tuple[StepBatch, KVCache]:
     """A step that prefills all `prompts` at once into blocks that lie scattered."""
-    config: Any = tiny.model.config
-    shape = BlockShape(
-        config.num_hidden_layers, BLOCK_TOKENS, num_kv_heads(config), head_dim(config), torch.float32
-    )
+    facts, _ = read_from(tiny.model)
+    shape = BlockShape(facts.num_layers, BLOCK_TOKENS, facts.num_kv_heads, facts.head_dim, torch.float32)
     limits = ModelLimits(64, VOCABULARY, len(prompts), 48, BLOCK_TOKENS)
     cache, state = (
         KVCache(shape, limits.num_blocks + 1, torch.device("cpu")),

@@ -19,7 +19,8 @@ import torch
 from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_memory import SHARE
 from python_backends.engine.largest_steps import largest_steps, prompt_lengths
-from python_backends.engine.model.checkpoint import block_shape, read_config
+from python_backends.engine.model.limits import block_shape
+from python_backends.engine.model.loading import facts_of
 from python_backends.engine.slots.slot_state import Choice
 from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch import engine as torch_engine
@@ -55,7 +56,7 @@ def test_the_engine_takes_its_gpu_before_anything_else_touches_one(
         raise InterruptedError(taken)
 
     monkeypatch.setattr(torch_engine, "kernel_obstacle", touched)
-    monkeypatch.setattr(torch_engine, "load_model", touched)
+    monkeypatch.setattr(torch_engine, "open_weights", touched)
     monkeypatch.setattr(torch_engine, "device_memory", touched)
     with pytest.raises(InterruptedError) as first:
         one.engine(device="cuda:1")
@@ -160,7 +161,7 @@ def _with_memory(
 
 def _block_bytes(one: TinyModel) -> int:
     settings = one.settings()
-    return block_shape(settings, read_config(settings)).num_bytes
+    return block_shape(settings, facts_of(settings)).num_bytes
 
 
 def test_kv_blocks_are_what_the_device_has_free_beside_two_of_the_largest_steps(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.model.families import FAMILIES
-from python_backends.engine.model.weights import head_order, take_layers
+from python_backends.checkpoint.families import FAMILIES
+from python_backends.engine.model.weights import head_order
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -119,15 +119,6 @@ def test_the_served_limit_alone_chooses_the_factors_of_a_long_rotary_embedding(
     requests = [Request(index, prompt, Sampling(max_tokens=30)) for index, prompt in enumerate(prompts)]
     answers = Serving(_engine(directory, max_model_tokens=0)).run(requests)
     always_long.check_all(requests, answers)
-
-
-def test_a_family_whose_number_of_kv_heads_is_read_wrong_is_found_at_the_start() -> None:
-    """Its KV blocks would have another size, and its rows would be cut at the wrong places."""
-    model = build("llama_grouped")
-    model.config.architectures = [type(model).__name__]
-    model.config.num_key_value_heads = model.config.num_attention_heads
-    with pytest.raises(ValueError, match="q, k and v have 128 rows together, and 192 by"):
-        next(take_layers(model))
 
 
 def test_a_limit_within_the_original_length_chooses_the_short_factors(

@@ -33,6 +33,7 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
+from python_backends.engine.model.loading import facts_of
 from python_backends.engine.openvino import BLOCK_TOKENS, fused_fetch, fused_graph, fused_layer, known_fault
 from python_backends.engine.openvino import engine as openvino_engine
 from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
@@ -506,9 +507,8 @@ def test_where_openvinos_own_layers_would_end_the_process_they_are_neither_made_
     scheduler, engine = instance_build.build(settings)
     assert scheduler.limits.num_slots == engine.limits.num_slots
     for other in ({"threads": 2}, {"dtype": "float32"}):
-        known = known_fault.would_end_the_process(
-            gemma.settings(**{"dtype": "bfloat16"} | other), gemma.model.config
-        )
+        settings = gemma.settings(**{"dtype": "bfloat16"} | other)
+        known = known_fault.would_end_the_process(settings, facts_of(settings))
         assert not known or len(os.sched_getaffinity(0)) == 1
 
 

@@ -22,6 +22,7 @@ from python_backends.engine.openvino.engine import OpenVINOEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
+from tests.support.model_source import read_from
 from tests.support.tiny_models import (
     INT8_REGRET,
     Serving,
@@ -75,8 +76,8 @@ def test_a_large_weight_goes_in_pieces_whose_last_is_smaller(dtype: torch.dtype)
 
 @torch.inference_mode()
 def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyModel) -> None:
-    plain = list(take_layers(copy.deepcopy(each.model)))
-    rounded = list(quantise_if_asked(take_layers(copy.deepcopy(each.model)), "int8"))
+    plain = list(take_layers(*read_from(each.model)))
+    rounded = list(quantise_if_asked(take_layers(*read_from(each.model)), "int8"))
     for before, after in zip(plain, rounded, strict=True):
         assert all(linear.weight.dtype == torch.int8 for linear in _products(after))
         assert all(linear.weight.dtype == torch.float32 for linear in _products(before))

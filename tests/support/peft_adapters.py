@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from python_backends.engine.torch.adapters.modules import modules_of, names_of
+from tests.support.model_source import facts_from
 
 
 def adapted_model(model: Any, rank: int, seed: int = 0, patterns: bool = False) -> Any:
@@ -18,7 +19,7 @@ def adapted_model(model: Any, rank: int, seed: int = 0, patterns: bool = False) 
     """
     torch.manual_seed(100 + seed)
     model = copy.deepcopy(model)
-    names = list(names_of(modules_of(model)))
+    names = list(names_of(modules_of(facts_from(model))))
     options: dict[str, Any] = {}
     if patterns:
         options = {

@@ -24,6 +24,7 @@ from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.packs import packed
 from python_backends.finetuning.pruning import first_layer, plans
 from python_backends.nouns.training import PROJECTIONS, AdapterShape, Keep, Pack
+from tests.support.model_source import read_from
 from tests.support.tiny_models import VOCABULARY, build
 
 Gradients = dict[str, Tensor]
@@ -51,7 +52,7 @@ def transformed(name: str, dtype: torch.dtype) -> Any:
 
 def trained(name: str, dtype: torch.dtype, shape: AdapterShape | None = None) -> tuple[TrainedModel, Adapter]:
     """A tiny model and an adapter of all modules, or of `shape`, as `drawn` makes it."""
-    model = trained_model(transformed(name, dtype), 384)
+    model = trained_model(*read_from(build(name).to(dtype)), 384)
     return model, drawn(model, shape or every_module(model))
 
 
@@ -101,9 +102,9 @@ def by_tiles(
 
 def whole(name: str, adapter: Adapter, pack: Pack, dtype: torch.dtype) -> tuple[float, Gradients]:
     """Loss and gradients by autograd, each sequence at once."""
-    model = transformed(name, dtype)
-    description = describe(model, 384)
-    layers = list(take_layers(model))
+    facts, weights = read_from(build(name).to(dtype))
+    description = describe(facts, weights, 384)
+    layers = list(take_layers(facts, weights))
     factors = [
         {part: adapter.factors(layer, part, dtype) for part in PROJECTIONS} for layer in range(len(layers))
     ]

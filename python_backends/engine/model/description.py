@@ -1,7 +1,7 @@
 """What a decoder-only language model computes, and its weights: plain data from which an engine is built.
 
-It depends neither on transformers (`weights` writes it) nor on how a model is run (`decoder` reads it for
-torch). What families store differently but compute in the same way has one form here:
+It depends neither on how a checkpoint is stored (`weights` writes it) nor on how a model is run (`decoder`
+reads it for torch). What families store differently but compute in the same way has one form here:
 
 * q, k and v are one product, and so are gate and up, whatever the checkpoint had.
 * Rotary embedding turns dimension i of a head together with i + head_dim / 2. Families that pair neighbours,
@@ -21,23 +21,12 @@ feed_forward_norm is None.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-
-class NormKind(StrEnum):
-    RMS = "rms"
-    LAYER = "layer"  # subtracts the mean as well
-
-
-class Activation(StrEnum):
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    RELU = "relu"
-    RELU_SQUARED = "relu_squared"
+from python_backends.checkpoint.kinds import Activation as Activation
+from python_backends.checkpoint.kinds import NormKind as NormKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,14 +20,9 @@ from torch import Tensor
 from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.kv_cache import BlockShape, rows_of_bytes
 from python_backends.engine.launched_steps import LaunchedSteps
-from python_backends.engine.model.checkpoint import (
-    block_shape,
-    declared_tokens,
-    load_model,
-    model_limits,
-    read_config,
-)
 from python_backends.engine.model.description import Model
+from python_backends.engine.model.limits import block_shape, declared_tokens, model_limits
+from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.openvino import BLOCK_TOKENS, fused_layer
@@ -55,17 +50,17 @@ class OpenVINOEngine:
     def __init__(self, settings: Settings) -> None:
         _check(settings)
         torch.set_num_threads(1)  # sampling is all that torch does here, and two pools of threads fight
-        config = read_config(settings)
-        self.limits = model_limits(settings, config)
-        model = load_model(settings, config)
-        description = describe(model, declared_tokens(settings, config))
+        facts = facts_of(settings)
+        self.limits = model_limits(settings, facts)
+        weights = open_weights(settings, facts)
+        description = describe(facts, weights, declared_tokens(settings, facts))
         graph = _graph(settings, description, self.limits.max_model_tokens)
-        whole = graph.build(quantise_if_asked(take_layers(model), settings.model.weights))
+        whole = graph.build(quantise_if_asked(take_layers(facts, weights), settings.model.weights))
         wants_padding = graph.wants_padding
         if wants_padding:  # some layers are OpenVINO's
-            refuse_own_layers(settings, config)
-        del model, description, graph  # before the compiler and the KV blocks need memory
-        shape = block_shape(settings, config)
+            refuse_own_layers(settings, facts)
+        del description, graph  # before the compiler and the KV blocks need memory
+        shape = block_shape(settings, facts)
         self._compiled = _compiled(whole, shape, settings.engine.threads)
         state = SlotState(self.limits, torch.device("cpu"))
         requests = [self._compiled.create_infer_request() for _ in range(2 if settings.steps_ahead else 1)]

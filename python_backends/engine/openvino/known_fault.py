@@ -8,30 +8,30 @@ with AMX. Owns nothing. Called by the OpenVINO engine, and before a trial of fus
 from __future__ import annotations
 
 import os
-from typing import Any
 
-from python_backends.engine.model.families import family_of
+from python_backends.checkpoint.kinds import Activation
+from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import Settings, SettingsError
 
 AMX = {"amx_tile", "amx_bf16"}
 
 
-def would_end_the_process(settings: Settings, config: Any) -> bool:
+def would_end_the_process(settings: Settings, facts: ModelFacts) -> bool:
     """Whether OpenVINO must not compile a feed-forward block of this model."""
-    family, processors = family_of(config), len(os.sched_getaffinity(0))
+    processors = len(os.sched_getaffinity(0))
     return (
         settings.model.dtype == "bfloat16"
         and min(settings.engine.threads or processors, processors) == 1
         and processor_flags() >= AMX
-        and family.gated
-        and "gelu" in getattr(config, family.activation)
+        and facts.family.gated
+        and facts.activation in (Activation.GELU, Activation.GELU_TANH)
     )
 
 
-def refuse_own_layers(settings: Settings, config: Any) -> None:
+def refuse_own_layers(settings: Settings, facts: ModelFacts) -> None:
     """Raises SettingsError where layers of OpenVINO's own would end the process."""
-    if would_end_the_process(settings, config):
+    if would_end_the_process(settings, facts):
         raise SettingsError(
             "engine.threads = 1: on a processor with AMX, OpenVINO can't compile gated GELU in bfloat16 for"
             " one thread; give it two, or set engine.fused_layers = 'on' (with g++), model.dtype = 'float32'"

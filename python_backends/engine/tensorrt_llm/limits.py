@@ -6,9 +6,8 @@ Called by the TensorRT-LLM engine at its start.
 
 from __future__ import annotations
 
-from typing import Any
-
 from python_backends.checkpoint.digests import fingerprint
+from python_backends.checkpoint.facts import Facts, read_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.engine.adapter_directory import CONFIG
@@ -38,22 +37,22 @@ def model_limits(settings: Settings) -> ModelLimits:
     """Raises SettingsError."""
     source = open_source(settings.model_directory)
     try:
-        return _limits(settings, source, source.config)
+        return _limits(settings, source, read_facts(source))
     except CheckpointError as error:
         raise SettingsError(f"model.directory = {str(source.path)!r}: {error}") from error
 
 
-def _limits(settings: Settings, source: Source, config: dict[str, Any]) -> ModelLimits:
-    if not config:
+def _limits(settings: Settings, source: Source, facts: Facts) -> ModelLimits:
+    if not source.config:
         raise SettingsError(f"model.directory = {str(source.path)!r}: there is no config.json")
     size = settings.engine.block_tokens
-    num_blocks = settings.engine.kv_blocks or _num_blocks(settings, config)
-    declared = settings.model.max_model_tokens or _number(
-        config, "max_position_embeddings", "model.max_model_tokens"
+    num_blocks = settings.engine.kv_blocks or _num_blocks(settings, facts)
+    declared = settings.model.max_model_tokens or _needed(
+        facts.context, "max_position_embeddings", "model.max_model_tokens"
     )
     return ModelLimits(
         max_model_tokens=min(declared, num_blocks * size),
-        vocab_size=_number(config, "vocab_size", ""),
+        vocab_size=_needed(facts.vocab_size, "vocab_size"),
         num_slots=settings.engine.slots,
         num_blocks=num_blocks,
         block_tokens=size,
@@ -87,17 +86,12 @@ def _refused(text: str) -> tuple[str, ...]:
     return names
 
 
-def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
+def _num_blocks(settings: Settings, facts: Facts) -> int:
     """As many as fit in the memory of all GPUs together, each of which has a share of every block."""
     hint = "engine.kv_blocks"
-    heads = _number(config, "num_attention_heads", hint)
-    head_dim = config.get("head_dim") or _number(config, "hidden_size", hint) // heads
-    values = (
-        2
-        * _number(config, "num_hidden_layers", hint)
-        * (config.get("num_key_value_heads") or heads)
-        * head_dim
-    )
+    heads = _needed(facts.num_kv_heads, "num_attention_heads", hint)
+    dim = _needed(facts.head_dim, "hidden_size", hint)
+    values = 2 * _needed(facts.num_layers, "num_hidden_layers", hint) * heads * dim
     num_bytes = values * BYTES[settings.model.dtype] * settings.engine.block_tokens
     fit = settings.engine.kv_bytes * settings.tensorrt_llm.tensor_parallelism // num_bytes
     if fit == 0:
@@ -107,8 +101,7 @@ def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
     return fit
 
 
-def _number(config: dict[str, Any], name: str, setting: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
+def _needed(value: int, name: str, setting: str = "") -> int:
+    if not value:
         raise SettingsError(f"config.json has no {name}" + (f": set {setting}" if setting else ""))
     return value

@@ -27,15 +27,14 @@ from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
 from python_backends.engine.largest_steps import largest_steps
-from python_backends.engine.model.checkpoint import (
+from python_backends.engine.model.limits import (
     block_shape,
     declared_tokens,
-    load_model,
     model_limits,
     most_stop_ids,
     one_block_limits,
-    read_config,
 )
+from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
@@ -67,7 +66,7 @@ class TorchEngine:
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
         set_threads(settings.engine.threads)
-        config = read_config(settings)
+        facts = facts_of(settings)
         self.device = take_device(settings.model.device)
         self._threads = _threads(settings.engine.threads, self.device)
         # parts of a product are added in float32
@@ -77,26 +76,26 @@ class TorchEngine:
         measured = memory if settings.engine.measures_kv else None
         # where it is measured, one block will do for the largest steps
         first = model_limits if measured is None else one_block_limits
-        self.limits = first(settings, config)
+        self.limits = first(settings, facts)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        model = load_model(settings, config, self.device)
-        self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
-        description = describe(model, declared_tokens(settings, config))
+        weights = open_weights(settings, facts, self.device)
+        self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
+        description = describe(facts, weights, declared_tokens(settings, facts))
         self.can_train = _can_train(settings, self.device, self._kernels)
-        self._trainable = Trainable(model, description) if self.can_train else None
+        self._trainable = Trainable(facts, description) if self.can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
-        layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
+        layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
-        del model, description, layers
-        shape = block_shape(settings, config)
+        del description, layers
+        shape = block_shape(settings, facts)
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
-        stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
+        stop_ids = most_stop_ids(facts) if has_fixed_shapes else None
         self._launched: deque[LaunchedStep] = deque()
         self._make_state(shape, stop_ids)
         if measured is not None:
             num_blocks = self._measured_blocks(measured, shape, settings.engine.token_budget)
-            self.limits = model_limits(settings, config, num_blocks)
+            self.limits = model_limits(settings, facts, num_blocks)
             self._make_state(shape, stop_ids)
         if has_fixed_shapes:
             self._launcher.fix_shapes(Graphs(self.device) if captures else None)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
-from python_backends.engine.model.checkpoint import CPU, read_config
+from python_backends.engine.model.loading import CPU, facts_of
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import adapted_model
@@ -30,9 +29,7 @@ class Beginning:
 
 def read_beginning(settings: Settings, directory: Path, max_rank: int) -> Beginning:
     """Raises BadAdapterError. Links may lead anywhere: the one who submits a job has named the directory."""
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(read_config(settings), trust_remote_code=False)
-    model = adapted_model(skeleton, max_rank, CPU)
+    model = adapted_model(facts_of(settings), max_rank, torch.float32, CPU)
     adapter = peft_files.read(directory, Path("/"), model.most_bytes)
     model.factors(adapter)
     paths = sorted({key.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for key in adapter.tensors})

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters.modules import (
     Module,
@@ -116,8 +117,5 @@ def joined(parts: Sequence[Module], adapted: Sequence[tuple[Module, Tensor, Tens
     return Factors(a, b)
 
 
-def adapted_model(model: Any, max_rank: int, device: torch.device) -> AdaptedModel:
-    """Of transformers' causal language model, which is not kept."""
-    parameter = model.get_input_embeddings().weight
-    num_layers = len(model.base_model.layers)
-    return AdaptedModel(modules_of(model), prefix_of(model), num_layers, max_rank, parameter.dtype, device)
+def adapted_model(facts: ModelFacts, max_rank: int, dtype: torch.dtype, device: torch.device) -> AdaptedModel:
+    return AdaptedModel(modules_of(facts), prefix_of(facts), facts.num_layers, max_rank, dtype, device)

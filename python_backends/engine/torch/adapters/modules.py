@@ -4,15 +4,15 @@ part of, and the names of their tensors in PEFT's files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from python_backends.engine.model import families
-from python_backends.engine.model.weights import dimension_order, qkv_rows
+from python_backends.checkpoint.model_facts import ModelFacts
+from python_backends.checkpoint.tensor_names import module_shapes
+from python_backends.engine.model.weights import qkv_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,24 +28,22 @@ class Module:
 Modules = Mapping[str, tuple[Module, ...]]  # of each product of a layer
 
 
-def modules_of(model: Any) -> Modules:
-    """Of transformers' causal language model, whose layers are alike."""
-    config, layer = model.config, model.base_model.layers[0]
-    family = families.family_of(config)
-    attention = getattr(layer, family.attention)
-    order = qkv_rows(config, dimension_order(model)).argsort()
-    places = {
-        "qkv": (family.attention, attention, family.qkv, order),
-        "o": (family.attention, attention, (family.output,), None),
-        "up": ("mlp", layer.mlp, family.up, None),
-        "down": ("mlp", layer.mlp, (family.down,), None),
+def modules_of(facts: ModelFacts) -> Modules:
+    """All layers have the same."""
+    family, shapes = facts.family, module_shapes(facts)
+    order = qkv_rows(facts).argsort()
+    attention = family.attention
+    return {
+        "qkv": _modules(shapes, [f"{attention}.{name}" for name in family.qkv], order),
+        "o": _modules(shapes, [f"{attention}.{family.output}"]),
+        "up": _modules(shapes, [f"mlp.{name}" for name in family.up]),
+        "down": _modules(shapes, [f"mlp.{family.down}"]),
     }
-    return {name: _modules(*place) for name, place in places.items()}
 
 
-def prefix_of(model: Any) -> str:
-    """What PEFT's keys of the layers of transformers' causal language model begin with."""
-    return f"base_model.model.{model.base_model_prefix}.layers"
+def prefix_of(facts: ModelFacts) -> str:
+    """What PEFT's keys of the layers begin with."""
+    return f"base_model.model.{facts.family.body}.layers"
 
 
 def key_of(prefix: str, layer: int, part: Module, side: str) -> str:
@@ -63,11 +61,16 @@ def names_of(modules: Modules) -> tuple[str, ...]:
     return tuple(module.name for parts in modules.values() for module in parts)
 
 
-def _modules(path: str, parent: Any, names: tuple[str, ...], order: Tensor | None) -> tuple[Module, ...]:
+def _modules(
+    shapes: Mapping[str, tuple[int, int]], paths: Sequence[str], order: Tensor | None = None
+) -> tuple[Module, ...]:
+    """Of one product; `order`: where the rows of its parts, one after the other, are in it."""
     found, first = [], 0
-    for name in names:
-        num_outputs, num_inputs = getattr(parent, name).weight.shape
+    for path in paths:
+        num_outputs, num_inputs = shapes[path]
         rows = torch.arange(first, first + num_outputs)
-        found.append(Module(name, f"{path}.{name}", rows if order is None else order[rows], num_inputs))
+        found.append(
+            Module(path.rpartition(".")[2], path, rows if order is None else order[rows], num_inputs)
+        )
         first += num_outputs
     return tuple(found)

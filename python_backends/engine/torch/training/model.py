@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
-from python_backends.engine.model.checkpoint import declared_tokens, load_model, read_config
+from python_backends.engine.model.limits import declared_tokens
+from python_backends.engine.model.loading import Weights, facts_of, open_weights
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
@@ -134,17 +136,18 @@ def load_trained_model(settings: Settings) -> TrainedModel:
     """The checkpoint of `settings`, without a server. Raises SettingsError."""
     if settings.model.weights != "same":
         raise SettingsError(f"model.weights = '{settings.model.weights}': only 'same' can be trained")
-    config = read_config(settings)
-    device = take_device(settings.model.device)
-    with torch.no_grad():
-        return trained_model(load_model(settings, config, device), declared_tokens(settings, config))
+    facts = facts_of(settings)
+    weights = open_weights(settings, facts, take_device(settings.model.device))
+    return trained_model(facts, weights, declared_tokens(settings, facts))
 
 
-def trained_model(model: Any, declared: int) -> TrainedModel:
-    """transformers' `model` is used up. `declared` is the longest sequence, in tokens."""
-    description = describe(model, declared)
-    trainable = Trainable(model, description)
-    return TrainedModel(trainable, Decoder(description, trainable.watch(take_layers(model)), declared))
+@torch.no_grad()
+def trained_model(facts: ModelFacts, weights: Weights, declared: int) -> TrainedModel:
+    """`declared` is the longest sequence, in tokens."""
+    description = describe(facts, weights, declared)
+    trainable = Trainable(facts, description)
+    layers = trainable.watch(take_layers(facts, weights))
+    return TrainedModel(trainable, Decoder(description, layers, declared))
 
 
 def _plain(projection: Any) -> Projection:

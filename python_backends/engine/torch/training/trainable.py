@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.model.description import Layer, Model
 from python_backends.engine.torch.adapters.modules import Modules, modules_of, prefix_of
 from python_backends.engine.torch.operators import norm_operator
@@ -21,12 +21,12 @@ from python_backends.engine.torch.training.small_operators import SmallOperators
 
 
 class Trainable:
-    """Of transformers' `model`, which still has its layers, described by `description`."""
+    """Of the model of `facts`, described by `description`."""
 
-    def __init__(self, model: Any, description: Model) -> None:
+    def __init__(self, facts: ModelFacts, description: Model) -> None:
         device = description.embedding.device
-        self.modules: Modules = _on(modules_of(model), device)
-        self.prefix = prefix_of(model)  # of PEFT's keys
+        self.modules: Modules = _on(modules_of(facts), device)
+        self.prefix = prefix_of(facts)  # of PEFT's keys
         self.heads, self.dtype, self.device = description.heads, description.embedding.dtype, device
         self.small: list[SmallOperators] = []
         self._norm = norm_operator(description.norm, self.dtype)

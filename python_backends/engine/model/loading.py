@@ -1,0 +1,70 @@
+"""The checkpoint of the settings: its facts, and its tensors one by one, in the model's type on its device.
+
+The same way for a CPU and for a GPU, without a module of transformers. Owns nothing; refuses with a
+SettingsError that names what is wrong. Called by the engines at their start.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError, Source
+from python_backends.checkpoint.tensor_names import located
+from python_backends.engine.model.random_source import RandomSource
+from python_backends.settings import Settings, SettingsError
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Weights:
+    """The tensors of a model by the names of transformers' modules."""
+
+    def __init__(self, facts: ModelFacts, source: Source, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises SettingsError if a tensor is missing, has another shape or no place."""
+        self.dtype, self.device, self._source = dtype, device, source
+        try:
+            self._names = located(facts, source)
+        except CheckpointError as error:
+            raise refused(source, error) from error
+
+    def are_one(self, name: str, other: str) -> bool:
+        """Whether the source has one tensor for both."""
+        return self._names[name] == self._names[other]
+
+    def tensor(self, name: str) -> Tensor:
+        """A new one, in its own memory. Raises SettingsError if its file can't be read."""
+        try:
+            read = self._source.read(self._names[name], self.device)
+        except CheckpointError as error:
+            raise refused(self._source, error) from error
+        own = read.to(self.dtype)
+        return own.clone() if own is read and self.device.type == "cpu" else own  # it may lie in its file
+
+
+def facts_of(settings: Settings) -> ModelFacts:
+    """Raises SettingsError where no engine of ours computes the model."""
+    source = open_source(settings.model_directory)
+    try:
+        return read_model_facts(source)
+    except CheckpointError as error:
+        raise refused(source, error) from error
+
+
+def open_weights(settings: Settings, facts: ModelFacts, device: torch.device = CPU) -> Weights:
+    """Raises SettingsError."""
+    dtype = DTYPES[settings.model.dtype]
+    source: Source = open_source(settings.model_directory)
+    if settings.model.random_weights:
+        source = RandomSource(facts, dtype)
+    return Weights(facts, source, dtype, device)
+
+
+def refused(source: Source, error: CheckpointError) -> SettingsError:
+    directory, why = str(source.path), str(error)
+    for before in (f"{directory}/", f"{directory}: "):
+        why = why.removeprefix(before)
+    return SettingsError(f"model.directory = {directory!r}: {why}")

@@ -1,0 +1,193 @@
+"""Configurations are read as transformers reads them: what a file says, what it leaves out, and the tensors
+that follow from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from python_backends.checkpoint.families import FAMILIES
+from python_backends.checkpoint.model_facts import NEEDED, ModelFacts, read_model_facts
+from python_backends.checkpoint.source import CheckpointError
+from python_backends.checkpoint.tensor_names import located, shapes_of
+from python_backends.engine.model.frequencies import frequencies
+from tests.support.model_source import ModelSource, source_of
+from tests.support.tiny_models import _SHAPE, RELATIVES, TINY, build
+
+NAMES = sorted(TINY | RELATIVES)
+SAID = {  # what old files say beside, or in place of, what transformers writes today
+    "gemma": [{"hidden_act": "gelu"}],
+    "gemma2": [{"num_hidden_layers": 5}],
+    "gemma3": [
+        {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
+    ],
+    "gpt_neox": [{"rotary_pct": 0.5, "rotary_emb_base": 5000}],
+    "llama_grouped": [
+        {"rope_theta": 5e5},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 3e4},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.2}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 20, "truncate": False}},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+    "olmo3": [{"rope_theta": 7e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}],
+    "phi": [{"partial_rotary_factor": 0.25, "rope_theta": 3e4}],
+    "phi3": [
+        {
+            "rope_scaling": {
+                "type": "su",
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 96,
+            },
+        }
+    ],
+    "qwen2": [{"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}],
+    "stablelm": [{"partial_rotary_factor": 0.5}],
+}
+
+
+def read(config: dict[str, Any]) -> ModelFacts | str:
+    """Or why they are refused."""
+    try:
+        return replace(read_model_facts(ModelSource(config)), end_ids=())  # those that a file names
+    except CheckpointError as error:
+        return str(error)
+
+
+def reference(config: dict[str, Any]) -> ModelFacts | str:
+    """Of what transformers makes of `config`, with all its defaults written out."""
+    made = AutoConfig.for_model(**copy.deepcopy(config))
+    return read(made.to_dict() | {"architectures": config["architectures"]})
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    config_type, options = (TINY | RELATIVES)[name]
+    config = config_type(**_SHAPE | options)
+    architecture = AutoModelForCausalLM._model_mapping[config_type].__name__
+    return json.loads(json.dumps(config.to_dict() | {"architectures": [architecture]})) | changes
+
+
+def old_config(name: str, said: dict[str, Any]) -> dict[str, Any]:
+    """With `said` in place of what transformers writes today."""
+    config = config_of(name) | said
+    if said:
+        config.pop("layer_types", None)
+    if any(field in name for field in ("rope", "rotary") for name in said):
+        config.pop("rope_parameters", None)
+    return config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_file_leaves_out_is_what_transformers_takes(name: str) -> None:
+    """Each field alone, and all at once."""
+    config = config_of(name)
+    assert isinstance(read(config), ModelFacts)
+    kept = {*NEEDED, "intermediate_size", "architectures", "model_type"} - {"max_position_embeddings"}
+    optional = [field for field in config if field not in kept]
+    for left_out in [*([field] for field in optional), optional]:
+        if name == "exaone4_full" and "layer_types" in left_out:
+            continue  # transformers divides by 0
+        less = {key: value for key, value in config.items() if key not in left_out}
+        assert read(less) == reference(less), left_out
+
+
+@pytest.mark.parametrize(("name", "said"), [(name, each) for name, given in SAID.items() for each in given])
+def test_old_spellings_mean_what_they_mean_to_transformers(name: str, said: dict[str, Any]) -> None:
+    config = old_config(name, said)
+    ours, theirs = read(config), reference(config)
+    assert isinstance(ours, ModelFacts)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [*((name, {}) for name in NAMES), *((name, each) for name, given in SAID.items() for each in given)],
+)
+def test_rotary_frequencies_are_transformers_to_the_last_bit(name: str, said: dict[str, Any]) -> None:
+    config = old_config(name, said)
+    facts = read_model_facts(ModelSource(config))
+    with torch.device("meta"):
+        layers = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
+    theirs = type(layers.base_model.rotary_emb)(config=layers.config)
+    for rope in facts.ropes:
+        prefix = f"{rope.kind}_" if rope.kind else ""
+        assert torch.equal(frequencies(rope, 1), getattr(theirs, f"{prefix}original_inv_freq"))
+        assert rope.scale == pytest.approx(getattr(theirs, f"{prefix}attention_scaling"))
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, (1536, 1536)),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}},
+            (384, 384),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 384,
+                }
+            },
+            (768, 768),
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, (384, 1536)),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, (384, 384)),
+        ({}, (384, 384)),
+    ],
+)
+def test_a_stretched_context_is_as_long_as_the_file_means(
+    said: dict[str, Any], tokens: tuple[int, int]
+) -> None:
+    """By itself, and at most where a setting asks for more."""
+    config = {name: each for name, each in config_of("llama_grouped").items() if name != "rope_parameters"}
+    facts = read_model_facts(ModelSource(config | said))
+    assert (facts.context, facts.longest) == tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tensors_of_a_model_are_those_of_transformers_module(name: str) -> None:
+    model = build(name)
+    source = source_of(model)
+    expected = {key: tuple(each.shape) for key, each in model.state_dict().items()}
+    assert shapes_of(read_model_facts(source)) == expected
+    assert set(located(read_model_facts(source), source)) == set(expected)
+
+
+def test_every_flag_for_a_bias_adds_the_tensors_that_transformers_has() -> None:
+    for name in NAMES:
+        config = config_of(name)
+        for flag in [field for field in config if field.endswith("_bias")]:
+            changed = config | {flag: not config[flag]}
+            made = AutoConfig.for_model(**changed)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(made)
+            expected = {key: tuple(each.shape) for key, each in model.state_dict().items()}
+            assert shapes_of(read_model_facts(ModelSource(changed))) == expected, (name, flag)
+
+
+def test_each_family_is_found_by_its_type_where_no_architecture_is_named() -> None:
+    for name in NAMES:
+        config = config_of(name)
+        expected = config.pop("architectures")[0]
+        assert read_model_facts(ModelSource(config)).architecture == expected
+    assert len({family.model_type for family in FAMILIES.values()}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"])
+def test_sizes_that_no_file_leaves_out_must_be_there(field: str) -> None:
+    config = config_of("llama_grouped")
+    del config[field]
+    with pytest.raises(CheckpointError, match=f"config.json: there is no {field}"):
+        read_model_facts(ModelSource(config))

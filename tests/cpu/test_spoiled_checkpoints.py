@@ -1,0 +1,251 @@
+"""Checkpoints that are spoiled, odd or old: each is refused in one line that names what is wrong, or served
+exactly as transformers serves it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from python_backends.engine.openvino.engine import OpenVINOEngine
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.settings import ModelSettings, SettingsError
+from tests.support.tiny_models import Agreement, Serving, TinyModel, random_requests
+
+Spoil = Callable[[Path], object]
+Weights = dict[str, Tensor]
+UP, NORM, HEAD = "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, FILE, INDEX = "model.embed_tokens.weight", "model.safetensors", "model.safetensors.index.json"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7610880\n"
+
+
+def configured(**changes: Any) -> Spoil:
+    def spoil(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text()) | changes
+        (path / "config.json").write_text(
+            json.dumps({name: value for name, value in config.items() if value is not ...})
+        )
+
+    return spoil
+
+
+def stored(change: Callable[[Weights], object], **metadata: str) -> Spoil:
+    def spoil(path: Path) -> None:
+        weights = load_file(path / FILE)
+        change(weights)
+        save_file({name: each.contiguous() for name, each in weights.items()}, path / FILE, metadata or None)
+
+    return spoil
+
+
+def without(*names: str) -> Spoil:
+    return stored(lambda weights: [weights.pop(name) for name in names])
+
+
+def added(**tensors: Tensor) -> Spoil:
+    return stored(lambda weights: weights.update(tensors))
+
+
+def renamed(name: Callable[[str], str]) -> Spoil:
+    def change(weights: Weights) -> None:
+        old = dict(weights)
+        weights.clear()
+        weights.update({name(key): each for key, each in old.items()})
+
+    return stored(change)
+
+
+def typed(dtype: torch.dtype, names: Iterable[str] | None = None, scale: str = "") -> Spoil:
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if names is None or name in names]:
+            weights[name] = weights[name].to(dtype)
+            if scale:
+                weights[name + scale] = torch.ones(1)
+
+    return stored(change)
+
+
+def both(*spoils: Spoil) -> Spoil:
+    return lambda path: [spoil(path) for spoil in spoils]
+
+
+def written(name: str, content: bytes) -> Spoil:
+    return lambda path: (path / name).write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    (path / FILE).write_bytes((path / FILE).read_bytes()[:5000])
+
+
+def sharded(then: Spoil) -> Spoil:
+    """In two files with an index."""
+
+    def spoil(path: Path) -> None:
+        weights = load_file(path / FILE)
+        names = sorted(weights)
+        parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+        for file, own in parts.items():
+            save_file({name: weights[name] for name in own}, path / file)
+        index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+        (path / INDEX).write_text(json.dumps(index))
+        (path / FILE).unlink()
+        then(path)
+
+    return spoil
+
+
+def pickled(path: Path) -> None:
+    torch.save(load_file(path / FILE), path / "pytorch_model.bin")
+    (path / FILE).unlink()
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+def other_head(weights: Weights) -> None:
+    weights[HEAD] = weights[EMBEDDING].roll(1, 0) * 0.7
+
+
+REFUSED: dict[str, tuple[Spoil, str]] = {
+    "a matrix is missing": (without(UP), f"the weights lack {UP}"),
+    "a norm is missing": (without(NORM), f"the weights lack {NORM}"),
+    "the embedding is missing": (without(EMBEDDING), f"the weights lack {EMBEDDING}"),
+    "the head is missing": (without(HEAD), f"the weights lack {HEAD}"),
+    "more layers than stored": (configured(num_hidden_layers=4), r"the weights lack model\.layers\.3\."),
+    "fewer layers than stored": (configured(num_hidden_layers=2), r"no place for model\.layers\.2\."),
+    "biases that are not stored": (configured(attention_bias=True), r"the weights lack .*k_proj\.bias"),
+    "biases that no field names": (
+        added(**{"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}),
+        r"no place for model\.layers\.0\.self_attn\.q_proj\.bias",
+    ),
+    "another shape": (configured(intermediate_size=161), r"another shape .* model\.layers\.0\.mlp\."),
+    "fewer rows": (configured(vocab_size=500), "another shape .* lm_head.weight, model.embed_tokens.weight"),
+    "float8 with scales": (typed(torch.float8_e4m3fn, [UP], "_scale"), f"no place for {UP}_scale"),
+    "float8 with inverse scales": (typed(torch.float8_e4m3fn, [UP], "_scale_inv"), f"{UP}_scale_inv"),
+    "int8 with scales": (typed(torch.int8, [UP], "_scale"), f"no place for {UP}_scale"),
+    "int8 without scales": (typed(torch.int8, [UP]), f"takes float weights only, not {UP}"),
+    "another model beside it": (added(**{"vision_tower.w": torch.ones(1)}), r"no place for vision_tower\.w"),
+    "a prefix of half the tensors": (
+        renamed(lambda name: name if "layers.1" in name else f"base.{name}"),
+        r"the weights lack .*model\.layers\.1",
+    ),
+    "GPTQ": (configured(quantization_config={"quant_method": "gptq"}), "quantization_config 'gptq'"),
+    "a scheme without a name": (configured(quantization_config={}), "quantization_config ''"),
+    "an older scheme": (configured(compression_config={"quant_method": "x"}), "compression_config 'x'"),
+    "dtype auto": (configured(dtype="auto"), "dtype = 'auto': must be one of bfloat16"),
+    "dtype torch.bfloat16": (configured(dtype=..., torch_dtype="torch.bfloat16"), "dtype = 'torch.bfloat16'"),
+    "dtype no text": (configured(dtype={"a": 1}), "dtype = .*must be one of"),
+    "no architecture of ours": (
+        configured(architectures=["GPT2LMHeadModel"]),
+        "architecture GPT2LMHeadModel",
+    ),
+    "another type": (
+        configured(model_type="mistral"),
+        "model_type = 'mistral': LlamaForCausalLM is of llama",
+    ),
+    "a size that is no number": (configured(hidden_size="64"), "hidden_size = '64': must be a whole number"),
+    "a size below 0": (configured(num_key_value_heads=-2), "num_key_value_heads = -2: must be at least 1"),
+    "a size that is missing": (configured(intermediate_size=...), "there is no intermediate_size"),
+    "heads without equal groups": (configured(num_key_value_heads=3), "must be a multiple of 3 KV heads"),
+    "an odd head": (configured(head_dim=17), "head_dim = 17: must be even"),
+    "a flag that is none": (configured(tie_word_embeddings="no"), "tie_word_embeddings = 'no': must be true"),
+    "no number for eps": (configured(rms_norm_eps="small"), "rms_norm_eps = 'small': must be a number"),
+    "an unknown rope": (configured(rope_parameters={"rope_type": "x"}), "rope_type x: this engine computes"),
+    "a rope that is no object": (configured(rope_parameters=[1]), "rope_parameters = .*must be an object"),
+    "a rope without its factor": (configured(rope_parameters={"type": "linear"}), "factor = None: must be a"),
+    "half a head turns": (
+        configured(partial_rotary_factor=0.5),
+        "partial_rotary_factor = 0.5: not computed for llama",
+    ),
+    "layer types of another number": (configured(layer_types=["full_attention"]), "layer_types: must name"),
+    "config.json is cut": (written("config.json", b'{"a": '), "config.json: Expecting value"),
+    "config.json is a list": (written("config.json", b"[]"), "config.json: must hold a JSON object"),
+    "no config.json": (lambda path: (path / "config.json").unlink(), "there is no config.json"),
+    "config.json nests without end": (written("config.json", b"[" * 100_000), "config.json: .*recursion"),
+    "generation_config.json is cut": (written("generation_config.json", b"{"), "generation_config.json: "),
+    "a cut file": (cut, f"{FILE} can't be loaded: "),
+    "a pointer of Git LFS": (written(FILE, POINTER), f"{FILE} can't be loaded: "),
+    "an empty file": (written(FILE, b""), f"{FILE} can't be loaded: "),
+    "no weights": (lambda path: (path / FILE).unlink(), f"there are no weights: {FILE}"),
+    "a shard is missing": (
+        sharded(lambda path: (path / "two.safetensors").unlink()),
+        "two.safetensors: it is missing",
+    ),
+    "a shard is a pointer": (sharded(written("one.safetensors", POINTER)), "one.safetensors can't be loaded"),
+    "an index without a map": (sharded(written(INDEX, b"{}")), f"{INDEX}: weight_map must be an object"),
+    "an index that is cut": (sharded(written(INDEX, b'{"weight_map"')), f"{INDEX}: "),
+    "an index of one shard": (
+        sharded(written(INDEX, b'{"weight_map": {"a": "one.safetensors"}}')),
+        "the weights lack ",
+    ),
+    "a broken pickle": (both(pickled, written("pytorch_model.bin", b"x")), "pytorch_model.bin can't be"),
+}
+SERVED: dict[str, Spoil] = {
+    "in shards": sharded(nothing),
+    "a whole file beside an index of others": both(
+        lambda path: shutil.copy(path / FILE, path / "kept"),
+        sharded(lambda path: (path / "one.safetensors").write_bytes(b"")),
+        lambda path: (path / "kept").rename(path / FILE),
+    ),
+    "a stray file": written("consolidated.safetensors", b"not asked for"),
+    "PyTorch's own file": pickled,
+    "float16": typed(torch.float16),
+    "float64": typed(torch.float64),
+    "mixed types": typed(torch.bfloat16, [UP, NORM]),
+    "plain float8": typed(torch.float8_e5m2, [UP]),
+    "metadata of others": stored(lambda _: None, format="tf", more="x"),
+    "computed buffers": added(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    "a bare body": renamed(lambda name: name.removeprefix("model.")),
+    "no dtype": configured(dtype=...),
+    "no architecture": configured(architectures=...),
+    "tied with a head of its own": both(configured(tie_word_embeddings=True), stored(other_head)),
+    "tied with a copy of the embedding": both(
+        configured(tie_word_embeddings=True),
+        stored(lambda weights: weights.update({HEAD: weights[EMBEDDING].clone()})),
+    ),
+    "tied without a head": both(configured(tie_word_embeddings=True), without(HEAD)),
+    "tied with only a head": both(configured(tie_word_embeddings=True), without(EMBEDDING)),
+    "an old rope": configured(rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0}),
+    "a rope at the top": configured(rope_parameters=..., rope_theta=5000.0),
+    "no key heads": configured(num_key_value_heads=2, head_dim=...),
+}
+
+
+def _spoiled(one: TinyModel, directory: Path, spoil: Spoil) -> Any:
+    shutil.copytree(one.directory, directory, dirs_exist_ok=True)
+    spoil(directory)
+    return replace(one.settings(), model=ModelSettings(str(directory), "float32"))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused_by_name_in_one_line(one: TinyModel, tmp_path: Path, what: str) -> None:
+    spoil, says = REFUSED[what]
+    settings = _spoiled(one, tmp_path, spoil)
+    openvino = replace(settings, engine=replace(settings.engine, kind="openvino", block_tokens=32))
+    for make, given in ((TorchEngine, settings), (OpenVINOEngine, openvino)):
+        with pytest.raises(SettingsError, match=says) as refused:
+            make(given)
+        assert str(refused.value).startswith(f"model.directory = '{tmp_path}': ")
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("what", SERVED)
+def test_it_is_served_as_transformers_serves_it(one: TinyModel, tmp_path: Path, what: str) -> None:
+    settings = _spoiled(one, tmp_path, SERVED[what])
+    config = json.loads((tmp_path / "config.json").read_text())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference = TinyModel(tmp_path, theirs, Agreement())
+    assert config["model_type"] == "llama"
+    requests = random_requests(3)
+    reference.check_all(requests, Serving(TorchEngine(settings)).run(requests))
