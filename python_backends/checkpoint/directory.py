@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 from python_backends.checkpoint import weight_files
 from python_backends.checkpoint.added_tokens import complete
 from python_backends.checkpoint.digests import digest_of
+from python_backends.checkpoint.quantisation import read_layout
+from python_backends.checkpoint.quantised_tensors import QuantisedTensors
 from python_backends.checkpoint.source import CheckpointError, Stored
 from python_backends.checkpoint.tables import read_table, text_part
 from python_backends.checkpoint.templates import find_template
@@ -60,12 +62,28 @@ class DirectorySource:
         complete(tokenizer, self.texts, read_table(self.path / "added_tokens.json"))
         return tokenizer
 
-    @cached_property
+    @property
     def tensors(self) -> Mapping[str, Stored]:
-        return weight_files.tensors_of(self.path)
+        return self._stored if self._quantised is None else self._quantised.tensors
 
     def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
-        return weight_files.read(name, self.tensors[name], device)
+        def read(stored: str) -> torch.Tensor:
+            return weight_files.read(stored, self._stored[stored], device)
+
+        return read(name) if self._quantised is None else self._quantised.read(name, read)
+
+    @cached_property
+    def _stored(self) -> Mapping[str, Stored]:
+        return weight_files.tensors_of(self.path)
+
+    @cached_property
+    def _quantised(self) -> QuantisedTensors | None:
+        """None, too, of a scheme that is not known: who computes with the weights refuses it."""
+        try:
+            layout = read_layout(self.path / CONFIG, self.config)
+        except CheckpointError:
+            return None
+        return None if layout is None else QuantisedTensors(layout, self._stored)
 
     def digest(self) -> str:
         texts = [self.path / name for name in (CONFIG, TOKENIZER)]

@@ -13,11 +13,12 @@ from python_backends.checkpoint.facts import Facts, common, family_of, stored_dt
 from python_backends.checkpoint.families import FAMILIES, Bias, Family, RotaryLayers, Windows
 from python_backends.checkpoint.kinds import ACTIVATIONS, Activation
 from python_backends.checkpoint.layer_kinds import FULL, SLIDING, rotary_flags
+from python_backends.checkpoint.quantisation import read_layout
 from python_backends.checkpoint.ropes import Rope, ropes_of
 from python_backends.checkpoint.source import Source
 from python_backends.checkpoint.values import Values
 
-SCHEMES = ("quantization_config", "compression_config")
+OLDER = "compression_config"  # of checkpoints before compressed-tensors had its name
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
@@ -99,7 +100,7 @@ def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
     architecture, said = shared["architecture"], values.get("model_type")
     if said not in (None, family.model_type):
         raise values.refusal(f"model_type = {said!r:.100}: {architecture} is of {family.model_type}")
-    _check_scheme(values, architecture)
+    _check_scheme(values)
     for name in family.refused:
         if values.get(name):
             raise values.refusal(f"{name} of architecture {architecture} is not computed by this engine")
@@ -108,13 +109,10 @@ def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
     _check_heads(values, shared)
 
 
-def _check_scheme(values: Values, architecture: str) -> None:
-    for name in SCHEMES:
-        if (scheme := values.get(name)) is not None:
-            method = scheme.get("quant_method", "") if isinstance(scheme, dict) else scheme
-            raise values.refusal(
-                f"{name} {method!r:.100} of architecture {architecture}: this engine takes float weights only"
-            )
+def _check_scheme(values: Values) -> None:
+    read_layout(values.path, values.table)
+    if values.get(OLDER) is not None:
+        raise values.refusal(f"{OLDER}: only quantization_config is served")
 
 
 def _check_heads(values: Values, shared: dict[str, Any]) -> None:

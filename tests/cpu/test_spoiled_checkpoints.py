@@ -140,9 +140,15 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
         renamed(lambda name: name if "layers.1" in name else f"base.{name}"),
         r"the weights lack .*model\.layers\.1",
     ),
-    "GPTQ": (configured(quantization_config={"quant_method": "gptq"}), "quantization_config 'gptq'"),
-    "a scheme without a name": (configured(quantization_config={}), "quantization_config ''"),
-    "an older scheme": (configured(compression_config={"quant_method": "x"}), "compression_config 'x'"),
+    "GPTQ": (configured(quantization_config={"quant_method": "gptq"}), "bits = None: only 4, 8 is served"),
+    "a scheme without a name": (
+        configured(quantization_config={}),
+        "quantization_config: quant_method = None: only",
+    ),
+    "an older scheme": (
+        configured(compression_config={"quant_method": "x"}),
+        "compression_config: only quantization_config is served",
+    ),
     "dtype auto": (configured(dtype="auto"), "dtype = 'auto': must be one of bfloat16"),
     "dtype torch.bfloat16": (configured(dtype=..., torch_dtype="torch.bfloat16"), "dtype = 'torch.bfloat16'"),
     "dtype no text": (configured(dtype={"a": 1}), "dtype = .*must be one of"),
