@@ -18,7 +18,9 @@ from .channel import with_proxy
 
 
 class GaplessError(Exception):
-    """A request got no complete answer."""
+    """A request got no complete answer. `code` is the server's, for programs; empty where it gave none."""
+
+    code = ""
 
 
 class RefusedError(GaplessError):
@@ -42,12 +44,19 @@ KINDS: dict[grpc.StatusCode, type[GaplessError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: TimedOutError,
 }
-# Over gRPC streams Triton sends the text of a failed request without its code, so the kind is read from the
-# text. The header `triton_grpc_error` adds the code, but in 2.51 the second failure with it ends the whole
-# server.
-UNAVAILABLE = re.compile(
-    r"^too many |shutting down|not healthy|no available versions|is not ready|stopped accepting|unloading"
-)
+# those of Gapless, which stand behind its messages
+CODES: dict[str, type[GaplessError]] = {
+    "invalid_value": RefusedError,
+    "context_length_exceeded": RefusedError,
+    "queue_full": UnavailableError,
+    "shutting_down": UnavailableError,
+    "failed": FailedError,
+}
+CODE = re.compile(r" \[([a-z_]+)\]$")
+# Over gRPC streams Triton sends the text of a failed request without its code, so the kind of its own errors
+# is read from the text. The header `triton_grpc_error` adds the code, but in 2.51 the second failure with it
+# ends the whole server.
+UNAVAILABLE = re.compile(r"not healthy|no available versions|is not ready|stopped accepting|unloading")
 REFUSED = re.compile(
     r"\bmust (be|have|come)\b|is allowed|is no such|not supported|has no chat template|\bcan't\b|unexpected"
     r" .*input|model expects"
@@ -62,9 +71,13 @@ def from_grpc(error: grpc.RpcError, url: str) -> GaplessError:
 
 def from_text(said: str) -> GaplessError:
     """Returns the error for a request that failed. Removes the name of the ensemble, which Triton puts before
-    the text.
+    the text, and the code behind it.
     """
     message = re.sub(r"^in ensemble '\w+', ", "", said)
+    if (found := CODE.search(message)) and found[1] in CODES:
+        error = CODES[found[1]](message[: found.start()])
+        error.code = found[1]
+        return error
     for pattern, kind in ((UNAVAILABLE, UnavailableError), (REFUSED, RefusedError)):
         if pattern.search(message):
             return kind(message)

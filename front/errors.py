@@ -11,6 +11,7 @@ from starlette.responses import Response
 from client.errors import GaplessError, RefusedError, TimedOutError, UnavailableError
 
 RETRY_AFTER_S = 1
+INVALID = "invalid_value"
 # fields of the ensemble by what OpenAI's clients call them, where the names differ
 THEIR_NAMES = {
     "text_input": "prompt",
@@ -21,7 +22,6 @@ THEIR_NAMES = {
     "request_priority": "priority",
     "lora_name": "model",
 }
-TOO_LONG = re.compile(r"^(text_input|messages|input_ids) = [\w ]+ tokens: must be at most ")
 FIELD = re.compile(r"([a-z_]+)((?:\[\d+\])?(?:\.[a-z_]+)?)(?=[\s:,])")
 
 
@@ -50,7 +50,7 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
-def refused(param: str, message: str, code: str = "invalid_value") -> ProblemError:
+def refused(param: str, message: str, code: str = INVALID) -> ProblemError:
     """Of a field whose value can't be taken. `message` goes on behind the field's name."""
     return ProblemError(400, f"{param}{message}", code, param)
 
@@ -59,19 +59,18 @@ def of_ensemble(error: GaplessError) -> ProblemError:
     """What the ensemble said, or the connection to it."""
     said = str(error)
     if isinstance(error, RefusedError):
-        return of_door(said)
-    if isinstance(error, UnavailableError) and said.startswith("too many "):
-        return ProblemError(429, said, "queue_full", kind="rate_limit_error")
+        return of_door(said, error.code)
+    if error.code == "queue_full":
+        return ProblemError(429, said, error.code, kind="rate_limit_error")
     if isinstance(error, UnavailableError | TimedOutError):
-        return ProblemError(503, said, "unavailable", kind="server_error")
+        return ProblemError(503, said, error.code or "unavailable", kind="server_error")
     return ProblemError(500, said, "failed", kind="server_error")
 
 
-def of_door(said: str) -> ProblemError:
+def of_door(said: str, code: str) -> ProblemError:
     """Of a refusal, which begins with the name of a field."""
     found = FIELD.match(said)
     if found is None:
-        return ProblemError(400, said, "invalid_value")
+        return ProblemError(400, said, code or INVALID)
     name = THEIR_NAMES.get(found[1], found[1])
-    code = "context_length_exceeded" if TOO_LONG.search(said) else "invalid_value"
-    return ProblemError(400, name + said[len(found[1]) :], code, name + found[2])
+    return ProblemError(400, name + said[len(found[1]) :], code or INVALID, name + found[2])

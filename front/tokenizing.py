@@ -54,7 +54,7 @@ class Tokenizing:
         """Returns the ids of a prompt. Raises ProblemError."""
         answer = self._made.answer(fields)
         if isinstance(answer, RefusedError):
-            raise of_door(str(answer))
+            raise of_door(str(answer), answer.code)
         return answer.prompt
 
     @property

@@ -47,6 +47,14 @@ class RefusedError(ValueError):
     and the limit, and is meant for the client.
     """
 
+    code = "invalid_value"  # for programs: the error of the client ends with it
+
+
+class TooLongError(RefusedError):
+    """A prompt with more tokens than the model's context, or the settings, allow."""
+
+    code = "context_length_exceeded"
+
 
 class Finish(IntEnum):
     """Why a sequence ended; `RUNNING` while it has not."""

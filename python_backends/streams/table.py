@@ -31,6 +31,7 @@ from python_backends.watching.metrics import Metrics
 log = logging.getLogger("gapless.scheduler")
 
 FAILED_INSIDE = "the scheduler failed inside"
+SERVER_ENDS = "the server is shutting down"
 S = 1_000_000_000
 MAX_WAIT_NS = S
 # a stream without text gets one empty chunk after this time, so that a broken connection is noticed

@@ -23,6 +23,7 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import (
+    REFUSED,
     Blobs,
     ForgedError,
     effective_settings,
@@ -114,7 +115,7 @@ class TritonPythonModel:
         try:
             window = self._blobs.message(request, "token_window", WINDOW)
         except ForgedError as error:
-            final(request.get_response_sender(), failure(str(error), "INVALID_ARG"))
+            final(request.get_response_sender(), failure(str(error), REFUSED))
             return None
         sender = request.get_response_sender()
         try:

@@ -24,6 +24,7 @@ from python_backends.prediction.place import directory_of
 from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
 from python_backends.triton_models.tensors import (
+    REFUSED,
     Blobs,
     ForgedError,
     effective_settings,
@@ -80,7 +81,7 @@ class TritonPythonModel:
         try:
             return self._blobs.message(request, "subjects", SUBJECTS)
         except ForgedError as error:
-            return failure(str(error), "INVALID_ARG")
+            return failure(str(error), REFUSED)
 
     def _response(self, answers: tuple[LengthAnswer, ...]) -> Any:
         return pb_utils.InferenceResponse([self._blobs.tensor("length_answers", answers)])

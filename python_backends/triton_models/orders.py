@@ -12,7 +12,7 @@ from typing import Any
 from python_backends.cluster.cluster import Cluster
 from python_backends.nouns.order import AUTO, Order, Progress, RefusedOrderError, next_answer
 from python_backends.settings import ClusterSettings
-from python_backends.streams.table import StreamTable
+from python_backends.streams.table import SERVER_ENDS, StreamTable
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.control import Asked, ControlEnd
@@ -111,7 +111,7 @@ class Orders:
     def _close(self) -> Progress:
         """Open requests get their text so far and an error."""
         while True:
-            self._table.fail_all("the server is shutting down")
+            self._table.fail_all(SERVER_ENDS)
             if not len(self._table):
                 return ""
             yield f"{len(self._table)} requests are open"

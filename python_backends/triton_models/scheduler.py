@@ -25,7 +25,7 @@ from python_backends.nouns.request import Feedback, Idle, Request
 from python_backends.nouns.step import Evicted, Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
-from python_backends.streams.table import FAILED_INSIDE, StreamTable
+from python_backends.streams.table import FAILED_INSIDE, SERVER_ENDS, StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
@@ -33,6 +33,10 @@ from python_backends.triton_models.orders import Orders
 from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
 from python_backends.triton_models.tensors import (
+    FAILED,
+    QUEUE_FULL,
+    REFUSED,
+    SHUTTING_DOWN,
     Blobs,
     ForgedError,
     SingleUse,
@@ -124,7 +128,7 @@ class TritonPythonModel:
                 keys = self._router.prefix_keys(message) if self._router is not None else None
                 self._arrivals.put((message, sender, keys))
             except ForgedError as error:
-                final(sender, failure(str(error), "INVALID_ARG"))
+                final(sender, failure(str(error), REFUSED))
         self._link.wake()
 
     def finalize(self) -> None:
@@ -205,7 +209,7 @@ class TritonPythonModel:
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
-                self._end(request.request_id, sender, failure(refusal, "UNAVAILABLE"), "its refusal")
+                self._end(request.request_id, sender, failure(refusal, QUEUE_FULL), "its refusal")
             else:
                 self._predictions.opened(request)
 
@@ -262,7 +266,7 @@ class TritonPythonModel:
             )
             self._table.handed_over(outgoing, began_ns)
         if outgoing.final:
-            final(outgoing.sender, failure(outgoing.error) if outgoing.error else None)
+            final(outgoing.sender, _failure_of(outgoing) if outgoing.error else None)
 
     def _end(self, request_id: int, sender: Any, response: Any, what: str) -> None:
         """Ends a request that is not in the table. If `what` can't be sent, no other stream notices."""
@@ -278,3 +282,7 @@ def _spans(trace_url: str) -> StreamTraceSpans | None:
     from python_backends.triton_models.tracing import StreamTraceSpans  # brings OpenTelemetry
 
     return StreamTraceSpans(trace_url)
+
+
+def _failure_of(outgoing: Outgoing) -> Any:
+    return failure(outgoing.error, SHUTTING_DOWN if outgoing.error == SERVER_ENDS else FAILED)

@@ -15,13 +15,23 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.nouns.messages import Reader, pack
-from python_backends.nouns.request import Request
+from python_backends.nouns.request import RefusedError, Request, TooLongError
 from python_backends.settings import Settings, read_settings
 from python_backends.wires.run_directory import KEY, SETTINGS
 
 SIGNATURE_BYTES = 16
 VALID_NS = 300 * 10**9  # a request that needs longer from the tokenizer to the scheduler is refused
 NOT_FOR_CLIENTS = "this model is not for clients; ask the model `ensemble`"
+
+FAILED, QUEUE_FULL, SHUTTING_DOWN = "failed", "queue_full", "shutting_down"
+REFUSED = RefusedError.code
+CODES = {  # of errors, by what Triton calls them
+    REFUSED: "INVALID_ARG",
+    TooLongError.code: "INVALID_ARG",
+    QUEUE_FULL: "UNAVAILABLE",
+    SHUTTING_DOWN: "UNAVAILABLE",
+    FAILED: "INTERNAL",
+}
 
 RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the launcher
 
@@ -116,11 +126,12 @@ class SingleUse:
             del self._arrivals_ns[next(iter(self._arrivals_ns))]
 
 
-def failure(message: str, code: str = "INTERNAL") -> Any:
-    """A response that is an error; `code` is one of TritonError's."""
-    return pb_utils.InferenceResponse(
-        error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-    )
+def failure(message: str, code: str = FAILED) -> Any:
+    """A response that is an error. `code` is one of CODES, and stands behind the message: over HTTP and in
+    streams Triton sends no code of its own.
+    """
+    kind = getattr(pb_utils.TritonError, CODES[code])
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{message} [{code}]", kind))
 
 
 def final(sender: Any, response: Any = None) -> None:

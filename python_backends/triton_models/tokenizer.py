@@ -52,7 +52,7 @@ class TritonPythonModel:
         if is_draining(self._board):
             self._metrics.refused(SHUTTING_DOWN, len(requests))
             return [
-                failure("the server is shutting down and takes no new requests", "UNAVAILABLE")
+                failure("the server is shutting down and takes no new requests", SHUTTING_DOWN)
                 for _ in requests
             ]
         if self._adapters is not None:
@@ -70,7 +70,7 @@ class TritonPythonModel:
             admitted = refused
         if isinstance(admitted, RefusedError):
             self._metrics.refused(INVALID)
-            return failure(str(admitted), "INVALID_ARG")
+            return failure(str(admitted), admitted.code)
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 
 

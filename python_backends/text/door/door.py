@@ -26,6 +26,7 @@ from python_backends.nouns.request import (
     Request,
     Sampling,
     Subject,
+    TooLongError,
 )
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, as_checkpoint_error
@@ -96,7 +97,7 @@ class Door:
             refuse_what_the_engine_lacks(values, self.engine)
             return self._request(values, self._prompt(values), arrival_ns)
         except RefusedError as refused:
-            return RefusedError(str(refused))  # a new one: the traceback keeps the values in memory
+            return type(refused)(str(refused))  # a new one: the traceback keeps the values in memory
 
     def _prompt(self, values: Values) -> Prompt:
         if values["input_ids"] is not None:
@@ -223,9 +224,9 @@ class Door:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
         most = self.limits.max_prompt_tokens
         if num_prompt > most > 0:
-            raise RefusedError(f"{name} = {said} tokens: must be at most {most} (limits.max_prompt_tokens)")
+            raise TooLongError(f"{name} = {said} tokens: must be at most {most} (limits.max_prompt_tokens)")
         if num_prompt >= self.max_model_tokens:
-            raise RefusedError(
+            raise TooLongError(
                 f"{name} = {said} tokens: must be at most {self.max_model_tokens - 1}, "
                 f"one less than this model's context of {self.max_model_tokens}"
             )

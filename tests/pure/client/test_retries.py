@@ -28,7 +28,7 @@ from client.parameters import packed_text
 from client.retries import Call
 from client.wire import read_piece
 
-BUSY = "in ensemble 'ensemble', too many open requests: 1 are open, which is the limit (streams.max_open)"
+BUSY = "in ensemble 'ensemble', too many open requests: 1 are open (streams.max_open) [queue_full]"
 RETRIES = Retries(attempts=4, first_s=1.0, most_s=3.0, draw=lambda: 1.0)
 
 
@@ -290,14 +290,25 @@ def test_pauses_are_drawn_from_their_upper_half() -> None:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("the server is shutting down and takes no new requests", UnavailableError),
+        ("the server is shutting down and takes no new requests [shutting_down]", UnavailableError),
         ("Stub process 'tokenizer_0' is not healthy.", UnavailableError),
         ("Request for unknown model: 'ensemble' has no available versions", UnavailableError),
         ("'tools': there is no such field", RefusedError),
         ("top_k has the shape [2]: exactly one value is allowed", RefusedError),
         ("lora_task_id = 3: must be absent: this server has no adapters", RefusedError),
         ("the scheduler failed inside", FailedError),
+        ("anything at all [queue_full]", UnavailableError),
+        ("anything at all [shutting_down]", UnavailableError),
+        ("anything at all [context_length_exceeded]", RefusedError),
+        ("must be [failed]", FailedError),
+        ("must be [of_another_kind]", RefusedError),
     ],
 )
-def test_the_kind_of_a_failure_is_told_by_its_text(said: str, kind: type[GaplessError]) -> None:
+def test_the_kind_of_a_failure_is_told_by_its_code_or_its_text(said: str, kind: type[GaplessError]) -> None:
     assert type(from_text(said)) is kind
+
+
+def test_the_code_of_a_failure_is_apart_from_its_text() -> None:
+    error = from_text("in ensemble 'ensemble', top_k = -1: must be [invalid_value]")
+    assert (str(error), error.code) == ("top_k = -1: must be", "invalid_value")
+    assert from_text("top_k must be [1]").code == ""

@@ -240,22 +240,28 @@ def test_unknown_fields_that_are_like_no_other_are_ignored(front: Front) -> None
 @pytest.mark.parametrize(
     ("said", "error", "param", "code"),
     [
-        ("stop_words[0] = 300 bytes: must have 1 to 256", openai.BadRequestError, "stop[0]", "invalid_value"),
         (
-            "messages[0].role = 'x': must be one of y",
+            "stop_words[0] = 300 bytes: must have 1 to 256 [invalid_value]",
+            openai.BadRequestError,
+            "stop[0]",
+            "invalid_value",
+        ),
+        (
+            "messages[0].role = 'x': must be one of y [invalid_value]",
             openai.BadRequestError,
             "messages[0].role",
             "invalid_value",
         ),
         (
-            "messages = more than 63 tokens: must be at most 63, one less",
+            "messages = 90 tokens: must be at most 63 [context_length_exceeded]",
             openai.BadRequestError,
             "messages",
             "context_length_exceeded",
         ),
-        ("too many open requests: 2 are open", openai.RateLimitError, None, "queue_full"),
-        ("the server is shutting down and takes no", openai.InternalServerError, None, "unavailable"),
-        ("the instance was lost", openai.InternalServerError, None, "failed"),
+        ("too many open requests: 2 are open [queue_full]", openai.RateLimitError, None, "queue_full"),
+        ("the server is shutting down [shutting_down]", openai.InternalServerError, None, "shutting_down"),
+        ("Stub process 'a' is not healthy.", openai.InternalServerError, None, "unavailable"),
+        ("the instance was lost [failed]", openai.InternalServerError, None, "failed"),
     ],
 )
 def test_errors_of_the_ensemble_have_the_status_that_clients_know(
@@ -271,6 +277,7 @@ def test_errors_of_the_ensemble_have_the_status_that_clients_know(
         with pytest.raises(error) as raised:
             sdk.chat.completions.create(model="toy", messages=MESSAGES, stream=stream)
         assert (raised.value.param, raised.value.code) == (param, code)
+        assert "[" not in raised.value.body["message"].replace("[0]", "")
         waits = raised.value.status_code in (429, 503)
         assert (raised.value.response.headers.get("retry-after") is not None) == waits
 

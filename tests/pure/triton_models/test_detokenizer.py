@@ -66,7 +66,7 @@ def fail_to_ask() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("finish", "end"), [(Finish.RUNNING, (True, "")), (Finish.STOP, (True, NOT_ANSWERED))]
+    ("finish", "end"), [(Finish.RUNNING, (True, "")), (Finish.STOP, (True, f"{NOT_ANSWERED} [failed]"))]
 )
 def test_only_after_the_last_window_a_step_ends_with_an_error(
     model: Any, finish: Finish, end: tuple[bool, str]

@@ -136,7 +136,9 @@ def test_a_last_window_that_cannot_be_sent_ends_its_stream_with_an_error_after_t
     wait_for(lambda: served.table.find(1) is None, 10)
     assert not sender.is_closed, "the detokenizer may still have the first window"
     wait_for(lambda: sender.is_closed, 10)
-    assert [what for is_end, what in sender.sent if is_end] == ["a part of the answer could not be sent"]
+    assert [what for is_end, what in sender.sent if is_end] == [
+        "a part of the answer could not be sent [failed]"
+    ]
     assert len(served.table) == 1
     assert is_undisturbed(other)
 
@@ -146,7 +148,9 @@ def test_a_window_that_cannot_be_sent_ends_its_stream_with_an_error(served: Mode
     sender.most_bytes = 20
     served.tell(tokens(1, 5))
     wait_for(lambda: sender.is_closed, 10)
-    assert [what for is_end, what in sender.sent if is_end] == ["a part of the answer could not be sent"]
+    assert [what for is_end, what in sender.sent if is_end] == [
+        "a part of the answer could not be sent [failed]"
+    ]
     assert is_undisturbed(other)
 
 
@@ -192,7 +196,7 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     assert sender.is_closed
     assert ask(run_directory, Order("status"))["open"] == 0
     assert not stream.has_news
-    assert sender.sent[-1] == (True, "the server is shutting down")
+    assert sender.sent[-1] == (True, "the server is shutting down [shutting_down]")
 
 
 @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
