@@ -49,3 +49,13 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"server\.http_port = {port}: Address already in use"):
             check_ports(ServerSettings(http_port=port))
+
+
+def test_so_is_that_of_the_front_unless_there_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": free.getsockname()[1]}
+        free.close()
+        check_ports(ServerSettings(**ports), 0)
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"front\.port = {port}: Address already in use"):
+            check_ports(ServerSettings(**ports), port)

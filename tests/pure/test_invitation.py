@@ -44,3 +44,8 @@ def test_commands_name_an_address_that_is_not_the_usual_one(address: str) -> Non
     assert url.startswith(f"http://{host}:8000/")
     assert stream[2:4] == ["--host", host]
     assert chat == ["make", "chat", f"URL={host}:8001"]
+
+
+def test_it_names_the_port_of_openais_interface_if_there_is_one() -> None:
+    assert "OpenAI's interface 9000" in invitation(ServerSettings(), 9000)
+    assert "OpenAI" not in invitation(ServerSettings(), 0)
