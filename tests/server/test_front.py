@@ -56,7 +56,7 @@ def test_the_five_lines_of_the_docs_work(bundled: Gapless, page: str) -> None:
     (code,) = re.findall(r"```python\n(from openai.*?)```", (ROOT / page).read_text(), re.DOTALL)
     code = code.replace(":9000/", f":{bundled.front_port}/")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert run.stdout == "readAllLines"
+    assert run.stdout == "def readAllLines(fileName): pass"
 
 
 @pytest.mark.parametrize(
