@@ -44,15 +44,21 @@ def read_facts(source: Source) -> Facts:
     return Facts(**common(values_of(source), source))
 
 
+def config_path(source: Source, name: str = "config.json") -> Path:
+    """What an error names: the file of that name, or the one file of a checkpoint that is one."""
+    return source.path if source.path.is_file() else source.path / name
+
+
 def values_of(source: Source) -> Values:
     """The configuration, over what its family takes for granted."""
     table, family = source.config, family_of(source)
-    return Values(source.path / "config.json", {**family.defaults, **table} if family else table)
+    return Values(config_path(source), {**family.defaults, **table} if family else table)
 
 
 def common(values: Values, source: Source) -> dict[str, Any]:
     """The fields of `Facts`."""
     context, longest = _contexts(values, family_of(source))
+    generation = Values(config_path(source, "generation_config.json"), source.generation)
     hidden, heads = values.whole("hidden_size", default=0), values.whole("num_attention_heads", default=0)
     return {
         "path": source.path,
@@ -65,7 +71,7 @@ def common(values: Values, source: Source) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": values.whole("num_key_value_heads", default=heads),
         "head_dim": values.whole("head_dim", default=hidden // heads if heads else 0),
-        "end_ids": tuple(dict.fromkeys([*_ends(source, "generation_config.json"), *_ends(source)])),
+        "end_ids": tuple(dict.fromkeys([*_ends(generation), *_ends(values)])),
         "has_softcap": values.get("attn_logit_softcapping") is not None,
     }
 
@@ -95,7 +101,7 @@ def stored_dtype(source: Source) -> str:
             sizes[DTYPES.get(stored.dtype, OTHER_TYPES)] += prod(stored.shape)
         return sizes.most_common(1)[0][0] if sizes else "float32"
     if said not in DTYPES.values():
-        path = source.path / "config.json"
+        path = config_path(source)
         known = ", ".join(DTYPES.values())
         raise CheckpointError(f"{path}: dtype = {' '.join(repr(said).split()):.100}: must be one of {known}")
     return str(said)
@@ -120,9 +126,8 @@ def _contexts(values: Values, family: Family | None) -> tuple[int, int]:
     return tokens, int(tokens * factor)
 
 
-def _ends(source: Source, name: str = "config.json") -> list[int]:
-    table = source.config if name == "config.json" else source.generation
-    values, entry = Values(source.path / name, table), table.get("eos_token_id")
+def _ends(values: Values) -> list[int]:
+    entry = values.get("eos_token_id")
     given = entry if isinstance(entry, list) else [entry]
     ids = [values.checked("eos_token_id", each, -(2**31)) for each in given if each is not None]
     return [each for each in ids if each >= 0]

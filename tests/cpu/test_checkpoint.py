@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from python_backends.checkpoint import weight_files
 from python_backends.checkpoint.opening import open_source
-from python_backends.checkpoint.tensor_names import shapes_of
+from python_backends.checkpoint.tensor_names import embedding_name, shapes_of
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.limits import fingerprint_of, model_limits
 from python_backends.engine.model.loading import facts_of, open_weights
@@ -154,6 +154,35 @@ def _stored(model: TinyModel, directory: Path, change: Callable[[Weights], Any])
     change(weights)
     save_file(weights, directory / "model.safetensors")
     return replace(model.settings(), model=ModelSettings(str(directory), "float32"))
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gpt_neox"])
+@pytest.mark.parametrize("prefix", ["", "base.", "language_model.model."])
+def test_the_body_may_have_any_prefix(tiny: Any, tmp_path: Path, name: str, prefix: str) -> None:
+    model = tiny(name)
+
+    def rename(weights: Weights) -> None:
+        old = dict(weights)
+        weights.clear()
+        body = f"{model.model.base_model_prefix}."
+        weights.update({key.replace(body, prefix, key.startswith(body)): each for key, each in old.items()})
+
+    settings = _stored(model, tmp_path, rename)
+    weights, wanted = open_weights(settings, facts_of(settings)), model.model.state_dict()
+    assert all(torch.equal(weights.tensor(key), each) for key, each in wanted.items())
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3", "gpt_neox"])
+def test_random_weights_need_no_files_and_are_the_same_in_every_instance(
+    tiny: Any, tmp_path: Path, name: str
+) -> None:
+    shutil.copy(tiny(name).directory / "config.json", tmp_path)
+    model = ModelSettings(str(tmp_path), "float32", random_weights=True)
+    settings = replace(tiny(name).settings(), model=model)
+    requests = random_requests(2)
+    first, second = (Serving(TorchEngine(settings)).run(requests) for _ in range(2))
+    assert first == second
+    assert open_weights(settings, facts_of(settings)).tensor(embedding_name(facts_of(settings))).std() > 0.01
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

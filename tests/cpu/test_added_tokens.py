@@ -1,0 +1,94 @@
+"""Tokens that only a tokenizer's configuration knows get the ids, and split texts, as in transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from python_backends.checkpoint.opening import open_source
+from python_backends.text.checkpoint import read_checkpoint
+
+BUNDLED = Path(__file__).resolve().parents[2] / "models/bundled"
+MARK, NEW = "<|assistant|>", "<|new|>"
+TEXTS = (
+    f"a{MARK}b",
+    f"x {NEW} y",
+    f"{NEW}{MARK}<|user|>{NEW}",
+    "plain <|end|> text",
+    "<tool>A</tool> <TOOL>",
+)
+
+
+def token(content: str, **others: Any) -> dict[str, Any]:
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {"content": content, "special": True} | flags | others
+
+
+def typed(content: str, **others: Any) -> dict[str, Any]:
+    return {"__type": "AddedToken"} | token(content, **others)
+
+
+# files beside tokenizer.json (None: the field is not there), and whether that keeps its own added tokens
+CONFIGURED: dict[str, tuple[dict[str, Any], bool]] = {
+    "as it is": ({}, True),
+    "a list": ({"additional_special_tokens": [MARK, "<|user|>", NEW]}, False),
+    "a list of objects": ({"extra_special_tokens": [typed(MARK), typed(NEW, rstrip=True)]}, False),
+    "a decoder": (
+        {"added_tokens_decoder": {"4": token(MARK), "4096": token(NEW, special=False)}},
+        False,
+    ),
+    "a decoder out of order": (
+        {"added_tokens_decoder": {"4097": token("<tool>", special=False), "4096": token(NEW)}},
+        True,
+    ),
+    "an object of names": ({"extra_special_tokens": {"assistant_token": MARK, "new_token": NEW}}, False),
+    "a name of its own": ({"image_token": NEW}, True),
+    "a named token": ({"unk_token": NEW, "mask_token": typed(MARK)}, False),
+    "special by the decoder": ({"added_tokens_decoder": {"4": token(MARK, lstrip=True)}}, True),
+}
+
+
+def changed(path: Path, values: dict[str, Any]) -> None:
+    read = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in read.items() if value is not None}))
+
+
+def copied(directory: Path, configured: dict[str, Any], keeps: bool) -> Path:
+    shutil.copytree(BUNDLED, directory)
+    tokens = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    kept = [each for each in tokens if keeps or each["content"] != MARK]
+    changed(directory / "tokenizer.json", {"added_tokens": kept})
+    changed(directory / "tokenizer_config.json", {"additional_special_tokens": None} | configured)
+    return directory
+
+
+def compared(directory: Path) -> None:
+    ours, theirs = open_source(directory).tokenizer(), AutoTokenizer.from_pretrained(directory)
+    for text in TEXTS:
+        assert (
+            ours.encode(text, add_special_tokens=False).ids
+            == theirs(text, add_special_tokens=False)["input_ids"]
+        ), text
+    marked = {each.content for each in theirs.added_tokens_decoder.values() if each.special}
+    assert read_checkpoint(directory).special_tokens == marked
+
+
+@pytest.mark.parametrize("what", CONFIGURED)
+def test_markers_of_the_configuration_are_tokens_as_in_transformers(tmp_path: Path, what: str) -> None:
+    compared(copied(tmp_path / "model", *CONFIGURED[what]))
+
+
+def test_markers_of_the_oldest_file_are_tokens_as_in_transformers(tmp_path: Path) -> None:
+    directory = copied(tmp_path / "model", {}, keeps=False)
+    (directory / "added_tokens.json").write_text(json.dumps({NEW: 4096, MARK: 4}))
+    compared(directory)
+
+
+def test_a_tokenizer_that_says_everything_itself_stays_as_it_is() -> None:
+    written = json.loads((BUNDLED / "tokenizer.json").read_text())
+    assert json.loads(open_source(BUNDLED).tokenizer().to_str())["added_tokens"] == written["added_tokens"]
