@@ -99,7 +99,7 @@ class OurTrainer:
 
     def __init__(self, model: Any, keep: Keep = Keep.PRODUCTS, pack_tokens: int = 1024) -> None:
         self._session = TrainingSession(trained_model(*read_from(model), MAX_TOKENS), ADAPTER, SEED)
-        self._memory = PackMemory(self._session, pack_tokens, keeps=[keep])
+        self._memory = PackMemory(self._session, pack_tokens=pack_tokens, keeps=[keep])
 
     def train(self, examples: list[Example], batch_size: int, steps: int, watch: Watch) -> None:
         """A new job of `steps`, which goes on with the adapter as it is."""

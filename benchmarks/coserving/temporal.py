@@ -26,7 +26,7 @@ class Temporal(SpareWork):
 
     def __init__(self, engine: Trains, pool: Pool, job: Job, steps: int) -> None:
         session = engine.start_training()(job.shape, int(job.fields["seed"]))
-        memory = PackMemory(session, 1 << 4, pool)  # longer examples are packs by themselves
+        memory = PackMemory(session, pool, 1 << 4)  # longer examples are packs by themselves
         files = Files(ThreadPoolExecutor(1))
         self._trainer = Trainer(job, session, memory, files)
         self._trainer.begin()

@@ -36,7 +36,7 @@ class Ours:
         self._directory = tempfile.TemporaryDirectory()
         session = TrainingSession(load_trained_model(settings), ADAPTER, SEED)
         job, files = endless_job(Path(self._directory.name)), Files(ThreadPoolExecutor(1))
-        self._trainer = Trainer(job, session, PackMemory(session, settings.finetuning.pack_tokens), files)
+        self._trainer = Trainer(job, session, PackMemory(session), files)
         self._trainer.begin()
 
     def train(self, is_over: Callable[[], bool]) -> Marks:

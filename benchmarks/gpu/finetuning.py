@@ -121,7 +121,7 @@ class Part:
         session = self._new_session(ADAPTER, SEED)
         with tempfile.TemporaryDirectory() as directory:
             job = endless_job(Path(directory), self.amount.lengths, self._measured.vocabulary)
-            memory = PackMemory(session, self.pack_tokens, scheduler.blocks, [keep])
+            memory = PackMemory(session, scheduler.blocks, self.pack_tokens, [keep])
             files = Files(ThreadPoolExecutor(1))
             trainer = Trainer(job, session, memory, files)
             trainer.begin()
@@ -168,7 +168,7 @@ class Part:
         self, scheduler: SlotScheduler, directory: Path, slo_ms: float, stack: ExitStack
     ) -> SpareTime:
         job = endless_job(directory, self.amount.lengths, self._measured.vocabulary)
-        finetuning = FinetuningSettings(tpot_ms=slo_ms, pack_tokens=self.pack_tokens)
+        finetuning = FinetuningSettings(tpot_ms=slo_ms)
         settings = replace(self._settings, finetuning=finetuning)
         training = build_training(settings, self._engine, scheduler)
         assert training is not None

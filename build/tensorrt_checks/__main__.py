@@ -9,8 +9,8 @@ weights nor network: it writes a small Llama configuration, and TensorRT-LLM mak
 adapter, and with the usual settings.
 
 It prints one verdict a line: "ok" is a promise of docs/tensorrt_llm.md that holds, "FAIL" one that does not,
-"note" a difference between versions of TensorRT-LLM. If a field of requests has no effect, name it in
-tensorrt_llm.refuse. Exit code 1 if anything failed.
+"note" a difference between versions of TensorRT-LLM. A field of requests that has no effect belongs
+into `unsupported` of engine/tensorrt_llm/limits.py. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations

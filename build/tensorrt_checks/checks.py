@@ -103,7 +103,7 @@ def sampling(serving: Serving) -> Iterator[Verdict]:
     asked = serving.answer(prompt(30), max_tokens=40, bad_words=tuple((token,) for token in banned))
     yield (
         not set(banned) & set(asked.tokens),
-        f"bad_words: none of {len(banned)} banned tokens comes (else: refuse = bad_words)",
+        f"bad_words: none of {len(banned)} banned tokens comes",
     )
     asked = serving.answer(
         prompt(30), max_tokens=40, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5
@@ -111,11 +111,7 @@ def sampling(serving: Serving) -> Iterator[Verdict]:
     yield len(asked.tokens) == 40, "penalties are taken"
     yield (
         None,
-        (
-            "penalties changed the answer"
-            if asked.tokens != free
-            else "penalties changed nothing: see docs, refuse"
-        ),
+        ("penalties changed the answer" if asked.tokens != free else "penalties changed nothing"),
     )
     draws = {seed: [_draw(serving, seed) for _ in range(2)] for seed in (1, 2)}
     yield (
@@ -125,11 +121,7 @@ def sampling(serving: Serving) -> Iterator[Verdict]:
     same = all(first == second for first, second in draws.values())
     yield (
         None,
-        (
-            "the same seed gave the same answer"
-            if same
-            else "the same seed gave two answers: put seed into refuse"
-        ),
+        ("the same seed gave the same answer" if same else "the same seed gave two answers"),
     )
     yield (
         None,
@@ -152,10 +144,7 @@ def log_probabilities(serving: Serving) -> Iterator[Verdict]:
     known = len(asked.chosen) == 20 and all(math.isfinite(value) and value <= 1e-3 for value in asked.chosen)
     yield (
         known,
-        (
-            f"each of 20 tokens has a log-probability ({len(asked.chosen)} have; else: refuse ="
-            " return_log_probs)"
-        ),
+        f"each of 20 tokens has a log-probability ({len(asked.chosen)} have)",
     )
     best = known and all(abs(a - b) < 1e-2 for a, b in zip(asked.chosen, asked.best, strict=True))
     yield best, "greedy takes the most probable token"

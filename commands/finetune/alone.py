@@ -95,8 +95,7 @@ def train(job: jobs.Job, settings: Settings) -> None:
         session = _session(job, settings)
         with Bar(job) as bar:
             files = Files(AtOnce(), settings.adapters_directory)
-            memory = PackMemory(session, settings.finetuning.pack_tokens)
-            Trainer(job, session, memory, files, bar.show).run()
+            Trainer(job, session, PackMemory(session), files, bar.show).run()
         plot(job)
 
 

@@ -19,6 +19,9 @@ from python_backends.nouns.training import Keep, LayerPlan, Pack
 # of the KV blocks without a request: what a pack may borrow. The others are for requests that come while it
 # is computed: one that takes a block of the pack makes it begin again
 MEMORY_SHARE = 0.5
+# whose activations are kept at a time; a longer example is computed by itself. It is computed in tiles of 256
+# at most, so a larger pack reads the weights as often, and needs more memory
+PACK_TOKENS = 1024
 MOST_REVOCATIONS = 3  # then packs have half as many tokens
 LEAST_TOKENS = 16  # of a pack
 
@@ -45,16 +48,16 @@ class PackMemory:
     def __init__(
         self,
         session: Session,
-        pack_tokens: int,
         pool: Pool | None = None,
+        pack_tokens: int = 0,
         keeps: Sequence[Keep] = tuple(Keep),
     ) -> None:
-        """`pack_tokens`: of a pack at most. `pool`: None without a server. `keeps`: what may be kept of a
-        layer, the most first.
+        """`pool`: None without a server. `pack_tokens`: of a pack at most; 0: PACK_TOKENS. `keeps`: what may
+        be kept of a layer, the most first.
         """
         self._session, self._pool = session, pool
         self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
-        self.pack_tokens = pack_tokens
+        self.pack_tokens = pack_tokens or PACK_TOKENS
         self._num_revocations = 0
         self._is_revoked = False
 

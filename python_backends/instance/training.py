@@ -170,7 +170,7 @@ class Training(SpareWork):
             self._new_session = self._engine.start_training()
         session = self._new_session(job.shape, int(job.fields["seed"]))
         files = replace(self._files, read=read)
-        memory = PackMemory(session, self._settings.pack_tokens, self._pool)
+        memory = PackMemory(session, self._pool)
         trainer = Trainer(job, session, memory, files, self._learned)
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, tokens)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from python_backends.finetuning import pack_memory
 from tests.conftest import say
 from tests.support.tiny_models import TINY, Agreement, TinyModel, build
 
@@ -15,6 +16,14 @@ from tests.support.tiny_models import TINY, Agreement, TinyModel, build
 def one_thread() -> None:
     """The models are too small for two threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_packs() -> Iterator[None]:
+    """So that a mini-batch of training has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack_memory, "PACK_TOKENS", 48)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,7 @@ class Server:
 
 
 def settings(tiny: TinyModel, engine: dict[str, Any] | None = None, **finetuning: Any) -> Settings:
-    given = {"pack_tokens": 48, "tpot_ms": 200.0, **finetuning}
+    given = {"tpot_ms": 200.0, **finetuning}
     return replace(tiny.settings(**(engine or {})), finetuning=FinetuningSettings(**given))
 
 

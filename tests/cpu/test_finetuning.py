@@ -151,7 +151,7 @@ def test_checkpoints_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
 
     monkeypatch.setattr(checkpoints, "save", slow)
     session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
-    Trainer(job, session, PackMemory(session, 48), Files(writer), watch).run()
+    Trainer(job, session, PackMemory(session), Files(writer), watch).run()
     assert (Job(job.directory).status, most_waiting) == ("succeeded", 0)
     assert checkpoints.steps(job.directory / "checkpoints") == [1, 15]
     found = checkpoints.last(job.directory / "checkpoints")
@@ -166,7 +166,7 @@ def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_pat
     job, adapters, found = new_job(tmp_path, steps=1), tmp_path / "adapters", list[bool]()
     files = Files(AtOnce(), adapters, lambda: found.append((adapters / "tiny" / "1" / CONFIG).exists()))
     session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
-    Trainer(job, session, PackMemory(session, 48), files).run()
+    Trainer(job, session, PackMemory(session), files).run()
     assert found == [True]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from python_backends.engine.tensorrt_llm.limits import REFUSABLE
 from python_backends.text.door.table import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,12 +210,6 @@ def ignored(adapter: str) -> set[str]:
 def test_every_field_that_chooses_tokens_is_passed_on() -> None:
     """One that TensorRT-LLM does not have must be refused: it has to be in `unsupported` then, and here."""
     assert ignored(ADAPTER) == set()
-
-
-def test_an_operator_can_refuse_every_field_that_chooses_tokens() -> None:
-    """A version of TensorRT-LLM may ignore it."""
-    assert {name for name, field in FIELDS.items() if field.sampling} <= {*REFUSABLE}
-    assert {*REFUSABLE} <= FIELDS.keys()
 
 
 def test_a_field_that_is_not_passed_on_is_found() -> None:

@@ -126,7 +126,6 @@ def test_a_configuration_that_is_no_table_is_named(tmp_path: Path) -> None:
         ({"arguments": '{"max_batchsize": 4}'}, "max_batchsize: extra inputs are not permitted"),
         ({"arguments": '{"max_batch_size": 4}'}, "max_batch_size"),
         ({"adapters": "/nowhere"}, "adapters.directory = '/nowhere': there is no"),
-        ({"refuse": "seed, min-p"}, "min-p must be one of"),
         ({"kv_blocks": 0}, "config.json has no num_attention_heads: set engine.kv_blocks"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from python_backends.finetuning import checkpoints, jobs
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job
-from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.support.tiny_models import VOCABULARY, TinyModel
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,7 +56,6 @@ def settings(tiny: TinyModel) -> Settings:
     return Settings(
         model=ModelSettings(directory=str(tiny.directory), dtype="float32"),
         engine=EngineSettings(threads=1),
-        finetuning=FinetuningSettings(pack_tokens=48),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from commands.finetune import alone
 from python_backends.engine.torch.training.pack_run import PackRun
-from python_backends.finetuning import checkpoints, trainer
+from python_backends.finetuning import checkpoints, pack_memory, trainer
 from python_backends.finetuning.jobs import Job
-from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 
 
 def _deadly(function: Any, count: int) -> Any:
@@ -38,11 +38,10 @@ def main(model: str, job: str, when: str, count: str) -> None:
         PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
     if when == "checkpoint":
         checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
-    trainer.CHECKPOINT_EVERY_S = 0.0
+    trainer.CHECKPOINT_EVERY_S, pack_memory.PACK_TOKENS = 0.0, 48
     settings = Settings(
         model=ModelSettings(directory=model, dtype="float32"),
         engine=EngineSettings(threads=1),
-        finetuning=FinetuningSettings(pack_tokens=48),
     )
     alone.train(Job(Path(job)), settings)
 

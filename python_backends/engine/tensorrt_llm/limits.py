@@ -17,20 +17,6 @@ from python_backends.settings import Settings, SettingsError
 BYTES = {"float32": 4, "bfloat16": 2}
 # SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer
 MAX_BAD_WORD_TOKENS = 1
-REFUSABLE = (
-    *(
-        "min_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ),
-    *("bad_words", "return_log_probs", "num_top_log_probs"),
-)
 
 
 def model_limits(settings: Settings) -> ModelLimits:
@@ -60,7 +46,6 @@ def _limits(settings: Settings, source: Source, facts: Facts) -> ModelLimits:
             source, "tensorrt_llm", settings.model.dtype, settings.tensorrt_llm.arguments
         ),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
-        unsupported=_refused(settings.tensorrt_llm.refuse),
         adapters=tuple(AdapterVersion(name) for name in adapter_paths(settings)),
     )
 
@@ -74,16 +59,6 @@ def adapter_paths(settings: Settings) -> dict[str, str]:
     if not found:
         raise SettingsError(f"adapters.directory = {str(directory)!r}: there is no */{CONFIG}")
     return found
-
-
-def _refused(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in REFUSABLE:
-            raise SettingsError(
-                f"tensorrt_llm.refuse = {text!r}: {name} must be one of {', '.join(REFUSABLE)}"
-            )
-    return names
 
 
 def _num_blocks(settings: Settings, facts: Facts) -> int:

@@ -32,9 +32,3 @@ class FinetuningSettings:
         "run/finetuning",
         "the jobs, in one directory for each checkpoint; relative to this folder",
     )
-    pack_tokens: int = setting(
-        1024,
-        "tokens whose activations are kept at a time; a longer example is computed by itself",
-        16,
-        1 << 20,
-    )

@@ -16,9 +16,6 @@ class TensorRTLLMSettings:
         " probably needs; TensorRT-LLM pauses requests if that was too little",
         choices=("guaranteed_no_evict", "max_utilization"),
     )
-    refuse: str = setting(
-        "", 'fields to refuse because this version of TensorRT-LLM ignores them, such as "seed,min_p"'
-    )
     arguments: str = setting(
         "{}", 'more arguments of tensorrt_llm.LLM, as JSON: \'{"load_format": "dummy"}\''
     )

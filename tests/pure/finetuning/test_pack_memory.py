@@ -37,7 +37,7 @@ def pack(*lengths: int) -> Pack:
 
 def memory(pool: BlockPool | None, pack_tokens: int = 1024) -> tuple[PackMemory, Session]:
     session = Session()
-    return PackMemory(session, pack_tokens, pool), session  # type: ignore[arg-type]
+    return PackMemory(session, pool, pack_tokens), session  # type: ignore[arg-type]
 
 
 def test_the_most_is_kept_that_fits_into_the_share_of_the_free_blocks() -> None:
