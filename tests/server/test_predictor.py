@@ -156,7 +156,7 @@ def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> Non
     moody.gapless.kill(pid)
     moody.ask()
     wait_for(lambda: learner_of(moody.gapless) not in (0, pid), 60)
-    wait_for(lambda: num_logged() == before + 5, 60)
+    wait_for(lambda: num_logged() == before + 5, 240)  # others go first where the machine is busy
 
 
 @pytest.fixture

@@ -208,8 +208,12 @@ def test_a_raylet_is_killed_and_every_text_is_whole(
 ) -> None:
     served = serve(toy_model, **SHUFFLED, **{"cluster.address": cluster.address})
     raylet = cluster.raylet()
-    instances = [each for each in raylet.children(recursive=True) if "gapless-instance" in each.name()]
-    assert len(instances) == 1, "each raylet has one of the two"
+
+    def its_instances() -> list[psutil.Process]:
+        return [each for each in raylet.children(recursive=True) if "gapless-instance" in each.name()]
+
+    wait_for(lambda: len(its_instances()) == 1, 60)  # each raylet has one of the two
+    instances = its_instances()
 
     def kill(client: Any) -> None:
         raylet.kill()
