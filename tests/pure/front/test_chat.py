@@ -312,14 +312,14 @@ def test_a_client_that_leaves_cancels_its_request(front: Front, ensemble: Ensemb
     while not ensemble.asked:
         time.sleep(0.01)
     connection.close()
-    assert ensemble.cancelled.wait(5)
+    assert ensemble.cancelled.wait(60)
 
 
 def test_all_choices_of_a_client_that_leaves_are_cancelled(sdk: openai.OpenAI, ensemble: Ensemble) -> None:
     ensemble.pieces = (*ANSWER[:1], None)
     with sdk.chat.completions.create(model="toy", messages=MESSAGES, n=2, stream=True) as stream:
         next(iter(stream))
-    assert ensemble.cancelled.wait(5)
+    assert ensemble.cancelled.wait(60)
 
 
 def test_a_silent_stream_shows_that_it_lives(
