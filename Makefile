@@ -18,7 +18,7 @@ REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-serve:          ## serve the bundled model; MODEL=<checkpoint directory, or ORG/NAME on the hub> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
+serve:          ## serve the bundled model; MODEL=<checkpoint directory, GGUF file, or ORG/NAME on the hub> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
 	@exec $(PY) -m commands.serve $(SETTINGS)
 

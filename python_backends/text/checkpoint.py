@@ -52,7 +52,7 @@ def as_checkpoint_error(directory: Path) -> Iterator[None]:
     except CheckpointError as error:
         if str(directory) in str(error):
             raise
-        raise CheckpointError(f"{directory}/{error}") from error
+        raise CheckpointError(f"{directory}{': ' if directory.is_file() else '/'}{error}") from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{directory}: its files for text can't be used: {reason}") from error

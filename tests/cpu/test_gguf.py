@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -22,20 +24,23 @@ from transformers import (
 
 from python_backends.checkpoint.gguf.splits import WORDS
 from python_backends.checkpoint.opening import open_source
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.settings import ModelSettings, Settings, SettingsError
 from tests.support.gguf_files import LLAMA, byte_level, sentence_piece, write
 from tests.support.gguf_models import convert
+from tests.support.tiny_models import Agreement, Serving, TinyModel, random_requests
 
 SHAPE = {
-    "vocab_size": 504,
+    "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "bos_token_id": 500,
-    "eos_token_id": 502,
-    "pad_token_id": 500,
+    "bos_token_id": 508,
+    "eos_token_id": 510,
+    "pad_token_id": 508,
     "initializer_range": 0.3,
 }
 LLAMA3 = {
@@ -59,7 +64,7 @@ LONG = {
     "short_factor": [1.0, 1.25, 1.5, 2.0],
     "long_factor": [1.0, 2.0, 4.0, 8.0],
     "attention_factor": 1.1875,
-    "original_max_position_embeddings": 128,
+    "original_max_position_embeddings": 2,  # transformers takes the long factors for more tokens
 }
 BY_LAYER = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -87,7 +92,7 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "gemma3": (Gemma3TextConfig, {**WIDE, "num_hidden_layers": 6, "rope_parameters": BY_LAYER}),
     "phi3": (
         Phi3Config,
-        {"rope_parameters": LONG, "original_max_position_embeddings": 128, "sliding_window": 100},
+        {"rope_parameters": LONG, "original_max_position_embeddings": 2, "sliding_window": 100},
     ),
 }
 # fields of a configuration that say nothing of what is computed, or what others say
@@ -151,6 +156,32 @@ def test_configuration_and_tensors_are_those_of_the_model_that_was_converted(
     ids = torch.arange(200)[None] % 500
     with torch.no_grad():
         assert torch.equal(model(ids).logits, original(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_served_with_the_tokens_of_the_model(
+    name: str, kind: str, tmp_path: Path, agreement: Agreement
+) -> None:
+    original = random_model(name)
+    if kind == "openvino" and getattr(original.config, "attn_logit_softcapping", None):
+        pytest.skip("OpenVINO has no soft-capped attention")
+    original.generation_config.eos_token_id = None
+    model = TinyModel(convert(original, tmp_path / "a.gguf"), original, agreement)
+    requests = random_requests(6)
+    model.check_all(requests, Serving(model.engine_of(kind)).run(requests))
+
+
+def test_a_file_whose_tensors_are_not_those_of_its_model_is_refused_by_their_names(tmp_path: Path) -> None:
+    fewer = write(tmp_path / "fewer.gguf", LLAMA | byte_level())
+    more = convert(random_model("qwen3"), tmp_path / "more.gguf", {"blk.1.attn_sinks.weight": np.ones(4)})
+    for path, says in (
+        (fewer, "the weights lack model.layers.0.input_layernorm.weight"),
+        (more, "blk.1.attn_sinks.weight"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(says)) as refused:
+            TorchEngine(Settings(model=ModelSettings(str(path), "float32")))
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["llama_biases", "qwen2", "gemma2", "phi3"])

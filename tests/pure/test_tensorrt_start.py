@@ -22,6 +22,7 @@ from python_backends.nouns.messages import Predicted
 from python_backends.nouns.request import LengthPrediction
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
 from python_backends.settings import SettingsError
+from tests.support.gguf_files import LLAMA, byte_level, write
 from tests.support.tensorrt import VOCAB_SIZE, Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
@@ -116,6 +117,12 @@ def test_a_configuration_that_is_no_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(SettingsError, match=r"config\.json: must hold a JSON object"):
         model_limits(make_settings(tmp_path))
+
+
+def test_a_gguf_file_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", LLAMA | byte_level())
+    with pytest.raises(SettingsError, match=r"a\.gguf': there is no config\.json"):
+        model_limits(make_settings(path))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ The reference against which files are read: what it does to a model, the reader 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -27,7 +29,8 @@ ARCHITECTURES = {
 LLAMA3_ROWS = "rope_freqs.weight"
 
 
-def convert(model: Any, path: Path) -> Path:
+def convert(model: Any, path: Path, more: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> Path:
+    """`more`: tensors besides."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
@@ -38,7 +41,7 @@ def convert(model: Any, path: Path) -> Path:
             continue
         module, _, part = full.rpartition(".")
         tensors[f"{names.get_name(module)}.{part}"] = _converted(name, full, values.numpy(), config)
-    tokens = byte_level()
+    tokens = byte_level(size=config.vocab_size - 4)
     tokens |= {f"{KEY}.padding_token_id": tokens[f"{KEY}.bos_token_id"]}
     fields = {"general.architecture": name, **tokens, **_prefixed(name, _fields(config))}
     rope = config.rope_parameters
@@ -46,7 +49,7 @@ def convert(model: Any, path: Path) -> Path:
         tensors[LLAMA3_ROWS] = _llama3(rope, config.head_dim)
     for length in ("long", "short") if rope.get("rope_type") == "longrope" else ():
         tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
-    return write(path, fields, tensors)
+    return write(path, fields, tensors | dict(more))
 
 
 def _prefixed(name: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def model_limits(settings: Settings) -> ModelLimits:
 
 
 def _limits(settings: Settings, source: Source, facts: Facts) -> ModelLimits:
-    if not source.config:
+    if not (source.path / "config.json").is_file():  # a GGUF file has a configuration, too
         raise SettingsError(f"model.directory = {str(source.path)!r}: there is no config.json")
     size = settings.engine.block_tokens
     num_blocks = settings.engine.kv_blocks or _num_blocks(settings, facts)

@@ -11,7 +11,8 @@ from python_backends.settings.setting import setting
 class ModelSettings:
     directory: str = setting(
         "models/bundled",
-        "a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; relative to this folder."
+        "a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; or a GGUF file, or a"
+        " directory with one; relative to this folder."
         " Where there is no such path, the name of a model on the hub: ORG/NAME, ORG/NAME@REVISION"
         " (docs/engines.md)",
     )
