@@ -1,13 +1,5 @@
-"""Shows the instances of a running server, moves requests, drains instances, and sets how many run.
-
-    python -m commands.control status          # the load of each instance
-    python -m commands.control top             # the same, repeated
-    python -m commands.control requests        # the open requests that came first
-    python -m commands.control move 17 1       # request 17 goes to instance 1
-    python -m commands.control drain 1         # all requests leave instance 1
-    python -m commands.control restore 1       # instance 1 gets requests again
-    python -m commands.control scale 2         # two instances run, whatever the load
-    python -m commands.control scale auto      # the load or the settings decide the number
+"""Shows the instances of a running server, moves requests, drains instances, and sets how many run
+(docs/llumnix.md).
 
 The server runs on this host, as the same user. All but the first three need several instances
 (cluster.instances or cluster.max_instances).

@@ -25,6 +25,7 @@ from benchmarks.common.bundled_prompts import (
     greedy_request,
 )
 from benchmarks.peers.environments import FOLDER
+from python_backends.engine.choice import choose
 from python_backends.instance.build import build
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request, Subject
@@ -102,7 +103,8 @@ def _make(count: int) -> Pool:
     drawn = [each for each in draw_prompts(2 * count // NUM_TASKS) if len(each.prompt) <= MAX_PROMPT_TOKENS]
     drawn = [drawn[place] for place in np.random.default_rng(1).permutation(len(drawn))]
     prompts = [np.array(each.prompt, np.int32) for each in drawn]
-    _, engine = build(Settings(engine=EngineSettings(kind="openvino", slots=32, token_budget=TOKEN_BUDGET)))
+    settings = Settings(engine=EngineSettings(kind="openvino", slots=32, token_budget=TOKEN_BUDGET))
+    _, engine = build(choose(settings).settings)
     lengths = answer_lengths(prompts, engine, MAX_TOKENS)
     engine.close()
     half = len(drawn) // 2

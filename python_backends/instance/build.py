@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
@@ -38,10 +37,9 @@ log = logging.getLogger("gapless.instance")
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
-    """The engine of the settings and a slot scheduler over it. Raises
-    SettingsError if the settings or the model can't be served.
+    """The engine of the settings and a slot scheduler over it. The launcher, or who else calls this, has
+    taken `auto` from them (`choose`). Raises SettingsError if the settings or the model can't be served.
     """
-    settings = choose(settings).settings
     kind = kind_of(settings)
     if kind.has_weights and settings.model.device == "cpu":
         keep_large_pages_if_faster()
@@ -111,7 +109,7 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
     """The thread that finds jobs, started; None where the settings want no training."""
     if not settings.finetuning.enabled:
         return None
-    refusal = "" if training is not None else _refusal(choose(settings).settings)
+    refusal = "" if training is not None else _refusal(settings)
     watch = JobWatch(jobs_directory(settings), training, refusal, wake)
     watch.start()
     return watch

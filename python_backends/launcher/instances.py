@@ -58,7 +58,10 @@ class InstanceProcesses:
         """Starts the instances that should run but have ended, no longer beat or were not started. Ends those
         that should not run. Raises GiveUpError if no instance can be kept running.
         """
-        self._follow()
+        state = ClusterState.read(self._board)
+        if state is not None:
+            self._wanted = state.wanted
+            self._given_up &= self._wanted
         self.look()
         for process in self._processes:
             if process.number not in self._wanted:
@@ -81,12 +84,6 @@ class InstanceProcesses:
     def _running(self) -> list[InstanceProcess]:
         """The processes that should run."""
         return [process for process in self._processes if process.number in self._wanted]
-
-    def _follow(self) -> None:
-        state = ClusterState.read(self._board)
-        if state is not None:
-            self._wanted = state.wanted
-            self._given_up &= self._wanted
 
     def _heal_one(self, process: InstanceProcess) -> None:
         try:

@@ -269,6 +269,10 @@ class ModelLimits(Noun, frozen=True):
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
     adapters: tuple[AdapterVersion, ...] = ()  # that can be asked for; of a name, the newest is the last
 
+    def most_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """What a request may come to hold, its prompt and its answer."""
+        return min(num_prompt_tokens + max_tokens, self.max_model_tokens)
+
     @property
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens

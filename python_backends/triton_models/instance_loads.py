@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from python_backends.cluster.router import Router
 from python_backends.nouns.messages import JOB_STATUSES, LATE_CAUSES, Load, TrainingLoad
@@ -19,23 +19,29 @@ from python_backends.watching.metrics import Metrics
 
 log = logging.getLogger("gapless.scheduler")
 
-SUMS = {  # gauges of the whole server, and the field of Load that is summed for each
-    "gapless_requests_running": "num_running",
-    "gapless_slots_busy": "num_running",
-    "gapless_slots_total": "num_slots",
-    "gapless_kv_blocks_used": "num_used_blocks",
-    "gapless_kv_blocks_retained": "num_retained_blocks",
-    "gapless_finetuning_lent_blocks": "num_borrowed_blocks",
-    "gapless_kv_blocks_total": "num_blocks",
-    "gapless_admission_peak_blocks": "peak_blocks",
-    "gapless_evictions": "num_evictions",
-    "gapless_adapters_loaded": "num_adapters",
-}
-BY_INSTANCE = {
-    "gapless_instance_slots_busy": "num_running",
-    "gapless_instance_kv_blocks_used": "num_used_blocks",
-    "gapless_instance_waiting": "num_waiting",
-    "gapless_instance_step_seconds": "step_s",
+
+class Shown(NamedTuple):
+    """Under which names a number of `Load` is shown."""
+
+    of_all: tuple[str, ...] = ()  # gauges of its sum over all instances
+    of_each: str = ""  # a gauge with a label for each instance
+    in_status: str = ""
+
+
+NUMBERS = {
+    "num_running": Shown(
+        ("gapless_requests_running", "gapless_slots_busy"), "gapless_instance_slots_busy", "slots_busy"
+    ),
+    "num_slots": Shown(("gapless_slots_total",), in_status="slots"),
+    "num_waiting": Shown((), "gapless_instance_waiting", "waiting"),
+    "num_used_blocks": Shown(("gapless_kv_blocks_used",), "gapless_instance_kv_blocks_used", "blocks_used"),
+    "num_blocks": Shown(("gapless_kv_blocks_total",), in_status="blocks"),
+    "num_retained_blocks": Shown(("gapless_kv_blocks_retained",)),
+    "num_borrowed_blocks": Shown(("gapless_finetuning_lent_blocks",)),
+    "peak_blocks": Shown(("gapless_admission_peak_blocks",)),
+    "num_evictions": Shown(("gapless_evictions",)),
+    "num_adapters": Shown(("gapless_adapters_loaded",)),
+    "step_s": Shown((), "gapless_instance_step_seconds", "step_s"),
 }
 
 
@@ -127,8 +133,9 @@ class InstanceLoads:
         """Sets the gauges."""
         self._count_seconds()
         gauge = self._metrics.gauge
-        for name, field in SUMS.items():
-            gauge(name, sum(getattr(load, field) for load in self._loads.values()))
+        for field, shown in NUMBERS.items():
+            for name in shown.of_all:
+                gauge(name, sum(getattr(load, field) for load in self._loads.values()))
         draining = self._draining
         gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
@@ -149,13 +156,8 @@ class InstanceLoads:
             "pid": pid,
             "host": host,
             "state": self.state_of(number),
-            "slots_busy": load.num_running,
-            "slots": load.num_slots,
-            "blocks_used": load.num_used_blocks,
-            "blocks": load.num_blocks,
-            "waiting": load.num_waiting,
+            **{shown.in_status: getattr(load, field) for field, shown in NUMBERS.items() if shown.in_status},
             "freeness_tokens": freeness if math.isfinite(freeness) else None,
-            "step_s": load.step_s,
         }
 
     def num_requests(self, instance: int) -> int:
@@ -188,9 +190,10 @@ class InstanceLoads:
     def _export_each(self, router: Router) -> None:
         for instance in self._shown:
             labels = (("instance", str(instance)),)
-            for name, field in BY_INSTANCE.items():
-                value = getattr(self._loads.get(instance, Load()), field)
-                self._metrics.gauge(name, value, labels)
+            load = self._loads.get(instance, Load())
+            for field, shown in NUMBERS.items():
+                if shown.of_each:
+                    self._metrics.gauge(shown.of_each, getattr(load, field), labels)
             freeness = router.freeness(instance)
             self._metrics.gauge("gapless_instance_freeness_tokens", freeness, labels)
             count = router.num_dispatches.get(instance, 0)

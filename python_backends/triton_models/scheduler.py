@@ -173,7 +173,6 @@ class TritonPythonModel:
         self._table.delivery.spent(now_s - started_s, now_s)
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
-            self._observe("restarts could not be counted", self._shown.count_restarts)
             self._observe("metrics could not be gathered", self._shown.begin)
         if self._shown.is_under_way:
             self._observe("metrics could not be exported", self._shown.go_on)

@@ -41,6 +41,10 @@ class SchedulerMetrics:
         """Sets the gauges, and begins to export what has changed."""
         gauge = self._metrics.gauge
         self._loads.export()
+        start_time_s, restarts = read_restarts(Board.inherited())
+        gauge("gapless_start_time_seconds", start_time_s)
+        for process, count in restarts.items():
+            self._metrics.total("gapless_restarts_total", count, (("process", process),))
         gauge("gapless_requests_waiting", max(0, len(self._table) - self._loads.num_running))
         waiting = self._table.waiting(self._loads.wait_reasons)
         for reason, count in waiting.items():
@@ -55,13 +59,6 @@ class SchedulerMetrics:
         began_ns = time.monotonic_ns()
         self._export.go_on(TRIPS_A_TURN)
         self._table.server_answered(began_ns)
-
-    def count_restarts(self) -> None:
-        """As the launcher has counted them. Raises KeyError if there is no launcher."""
-        start_time_s, counts = read_restarts(Board.inherited())
-        self._metrics.gauge("gapless_start_time_seconds", start_time_s)
-        for process, count in counts.items():
-            self._metrics.total("gapless_restarts_total", count, (("process", process),))
 
     def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
         """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""

@@ -41,11 +41,11 @@ def is_draining(board: Board) -> bool:
 
 
 def read_restarts(board: Board) -> tuple[float, dict[str, int]]:
-    """Returns when the launcher was started, in Unix time, and how often each process was started again.
-    Raises KeyError if no launcher has written a record.
+    """Returns when the launcher was started, in Unix time, and how often each process was started again; 0
+    and none if no launcher has written a record.
     """
     said = _read(board)
-    return said["start_time_s"], said["restarts"]
+    return said.get("start_time_s", 0.0), said.get("restarts", {})
 
 
 def _read(board: Board) -> dict[str, Any]:

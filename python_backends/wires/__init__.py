@@ -1,5 +1,5 @@
 """Both ends of the wires between scheduler model, instance, detokenizer and learner: ZeroMQ sockets in the
-run directory.
+run directory; the control socket (`control`); the names of files there (`run_directory`).
 
     detokenizer ── PUSH ─► PULL ── scheduler model ── ROUTER ◄─► DEALER ── instance
                                                    └─ PUSH ─► PULL ── learner

@@ -16,6 +16,7 @@ import pytest
 from tensorrt_llm.llm import LLM
 from tensorrt_llm.manners import manners
 
+from python_backends.engine.choice import choose
 from python_backends.engine.tensorrt_llm.limits import model_limits
 from python_backends.instance.build import build
 from python_backends.nouns.messages import Predicted
@@ -101,7 +102,7 @@ def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> N
     settings = make_settings(
         write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=2
     )
-    with Serving(settings) as serving:
+    with Serving(choose(settings).settings) as serving:
         block_bytes = 2 * 2 * 2 * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
         assert serving.engine.limits.num_blocks == int(0.002 * 2**30) // block_bytes
 

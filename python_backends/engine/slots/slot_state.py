@@ -251,7 +251,7 @@ class SlotState:
     def _row(self, admit: Admit) -> list[int]:
         sampling, outputs = admit.sampling, admit.num_output_tokens
         length = admit.num_prompt_tokens + outputs
-        max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
+        max_length = self._limits.most_tokens(admit.num_prompt_tokens, sampling.max_tokens)
         top_k = min(sampling.top_k, self._limits.vocab_size)
         last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
         seed = _as_int64(sampling.seed)

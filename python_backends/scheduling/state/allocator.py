@@ -257,7 +257,7 @@ class Allocator:
 
     def limit(self, sequence: Sequence) -> int:
         """The most tokens that it may come to hold."""
-        return min(sequence.request.max_total_tokens, self._limits.max_model_tokens)
+        return self._limits.most_tokens(sequence.num_prompt_tokens, sequence.request.sampling.max_tokens)
 
     def _admission(self, sequence: Sequence) -> Admit:
         return Admit(
