@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from commands.finetune.__main__ import main
 from commands.finetune.alone import AtOnce, train
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.protocol import BadAdapterError
@@ -106,6 +107,19 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
     assert fields["error"]["param"] == "learning_rate"
     assert len(job.losses) == 5
     assert len(weights(job)) == 2 * 3 * len(MODULES)
+
+
+def test_submit_says_why_a_job_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "read all lines"}')
+    settings = (f"finetuning.directory={tmp_path}", "model.dtype=float32", "engine.threads=1")
+    words = [word for each in settings for word in ("--set", each)]
+    words += ["submit", str(tmp_path / "data.jsonl"), "--alone", "--steps", "1", "--batch-size", "1"]
+    monkeypatch.setattr("sys.argv", ["finetune", *words])
+    monkeypatch.setattr(PackRun, "loss", lambda pack, first, last: float("nan"))
+    assert main() == 1
+    assert "the loss of step 1 is nan: try a smaller learning rate" in capsys.readouterr().err
 
 
 def test_a_gradient_that_is_not_finite_fails_the_job_and_changes_no_weight(

@@ -205,9 +205,7 @@ def test_a_trained_adapter_is_served_at_once_as_the_newest_version_of_its_name(
     assert gapless.generate(**asked)["text_output"] == base
 
 
-def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(
-    gapless: Gapless, jobs_directory: Path, data: Path
-) -> None:
+def test_submit_watches_a_job_to_its_end(gapless: Gapless, jobs_directory: Path, data: Path) -> None:
     done = finetune(jobs_directory, "submit", data, "--name", "shout", *SUBMIT, "--steps", 5)
     assert done.returncode == 0, done.stderr
     _, ended, where, adapter = done.stdout.splitlines()
@@ -216,8 +214,5 @@ def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(
     assert adapter.startswith('it is served as lora_name = "shout@')
     (job,) = jobs_directory.glob(f"*/{done.stdout.split()[0]}")
     assert (job / "loss.svg").exists()
-    high = finetune(jobs_directory, "submit", data, *SUBMIT, "--learning-rate", "1", "--steps", 60)
     shown = finetune(jobs_directory, "list").stdout
     assert f"{job.name}  succeeded" in shown
-    if high.returncode:  # a rate of 1 need not lead to a loss that is not finite
-        assert "try a smaller learning rate" in high.stderr
