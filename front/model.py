@@ -26,7 +26,7 @@ class Model:
 
     def __init__(self, settings: Settings, board: Board) -> None:
         directory = settings.model_directory
-        self.name = name_of(directory.resolve())
+        self.name = name_of(directory)
         self.made_s = int(time.time())
         self.checkpoint = read_checkpoint(directory)
         self.defaults = defaults(open_source(directory).generation)

@@ -50,7 +50,9 @@ def weights_of(names: Collection[str], directory: Path, gguf: str = "") -> list[
 
 
 def _gguf_files(names: Collection[str]) -> list[str]:
-    return sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
+    """Those that may be a model: not the part of one that sees images."""
+    found = (name for name in names if name.endswith(".gguf") and "/" not in name)
+    return sorted(name for name in found if not name.startswith("mmproj"))
 
 
 def _indexed(names: Collection[str], index: Path) -> list[str]:

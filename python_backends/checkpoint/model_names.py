@@ -28,8 +28,12 @@ def read_name(text: str) -> HubName | None:
 
 
 def name_of(model: Path) -> str:
-    """The last part of its path; in the hub's cache, where that is a commit, the model's name there."""
-    parents = model.parents
-    if model.suffix == ".gguf" or len(parents) < 2 or parents[0].name != SNAPSHOTS:
+    """The last part of its path, without links to directories; in the hub's cache, where that is a commit,
+    the model's name there.
+    """
+    if model.is_file():  # in the hub's cache a link to one without its name
         return model.name
-    return parents[1].name.removeprefix(MODELS).rpartition("--")[2]
+    place = model.resolve()
+    if place.parent.name != SNAPSHOTS:
+        return place.name
+    return place.parents[1].name.removeprefix(MODELS).rpartition("--")[2]

@@ -45,7 +45,7 @@ class JobError(ValueError):
 
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
-    model = settings.model_directory.resolve()
+    model = settings.model_directory
     return ROOT / settings.finetuning.directory / f"{name_of(model)}-{open_source(model).digest()[:8]}"
 
 

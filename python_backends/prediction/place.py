@@ -19,7 +19,7 @@ def directory_of(settings: Settings) -> Path:
     """The directory of the served model. The name before the digest is only for
     readers: a renamed model keeps its directory.
     """
-    parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
+    parent, model = ROOT / settings.prediction.directory, settings.model_directory
     digest = open_source(model).digest()
     known = sorted(parent.glob(f"*-{digest}"))
     return known[0] if known else parent / f"{name_of(model)}-{digest}"

@@ -267,7 +267,7 @@ def test_a_name_has_an_organisation_and_perhaps_a_file_and_a_revision(
         (["model.safetensors", "pytorch_model.bin", "a.gguf"], ["model.safetensors"]),
         (["pytorch_model.bin", "tf_model.h5"], ["pytorch_model.bin"]),
         (["pytorch_model.bin.index.json", "x.bin", "y.bin"], ["x.bin", "y.bin"]),
-        (["config.json", "a.gguf", "mmproj/b.gguf"], ["a.gguf"]),
+        (["config.json", "a.gguf", "mmproj-a.gguf", "more/b.gguf"], ["a.gguf"]),
     ],
 )
 def test_weights_are_of_one_form(tmp_path: Path, names: list[str], weights: list[str]) -> None:
@@ -289,11 +289,11 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
         weights_of(["config.json", "tf_model.h5"], tmp_path)
 
 
-def test_a_model_of_the_hub_is_called_by_its_name_there() -> None:
-    directory = Path(f"/cache/models--Qwen--Qwen2.5-0.5B/snapshots/{COMMIT}")
-    assert [name_of(path) for path in (directory, directory / "a.gguf", Path("/models/x"), Path("/"))] == [
-        "Qwen2.5-0.5B",
-        "a.gguf",
-        "x",
-        "",
-    ]
+def test_a_model_is_called_by_its_name_on_the_hub_or_by_its_path(tmp_path: Path) -> None:
+    directory = tmp_path / f"models--Qwen--Qwen2.5-0.5B/snapshots/{COMMIT}"
+    directory.mkdir(parents=True)
+    (tmp_path / "blob").touch()
+    (tmp_path / "here").symlink_to(directory)
+    (directory / "a.gguf").symlink_to(tmp_path / "blob")
+    paths = (directory, tmp_path / "here", directory / "a.gguf", Path("/models/x"), Path("/"))
+    assert [name_of(path) for path in paths] == ["Qwen2.5-0.5B", "Qwen2.5-0.5B", "a.gguf", "x", ""]
