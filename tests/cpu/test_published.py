@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import Source
+from python_backends.nouns.request import Request, Sampling
+from python_backends.settings import LimitSettings
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.door.door import open_door
 from tests.support.published import PUBLISHED, published
+from tests.support.tiny_models import Agreement, Serving, TinyModel
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
@@ -22,6 +28,17 @@ TEXTS = [
     "<|im_start|>user\nhm<|im_end|><start_of_turn><bos><eos>",
     "<table><td>   </td>\n\n\n\t\t</table> ▁ ▁▁",
     "",
+]
+NUM_PROMPTS, NUM_TOKENS = 50, 32
+QUESTIONS = [
+    "What is the capital of France?",
+    "Hello",
+    "Write a Python function that reverses a list.",
+    "Translate 'good morning' into German.",
+    "Name three fruits, one in each line.",
+    "12 + 30 = ",
+    "Once upon a time, in a village by the sea,",
+    "Why is the sky blue? Answer in one sentence.",
 ]
 
 
@@ -68,3 +85,41 @@ def test_every_tensor_is_the_same(read: Read) -> None:
     assert read.source.tensors.keys() == theirs.keys() - tied
     for name in read.source.tensors:
         assert torch.equal(read.source.read(name), theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def served(read: Read, agreement: Agreement) -> TinyModel:
+    read.model.generation_config.eos_token_id = None  # answers of one length
+    return TinyModel(read.source.path, read.model, agreement)
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+def test_fifty_greedy_answers_have_the_tokens_of_transformers(
+    read: Read, served: TinyModel, kind: str
+) -> None:
+    asked = requests(read)
+    engine = served.engine_of(kind, max_model_tokens=4096, kv_memory_gib=1, threads=2)
+    served.check_all(asked, Serving(engine, token_budget=256).run(asked))
+
+
+def requests(read: Read) -> list[Request]:
+    """Plain prompts, a long one among them, and chats where there is a template: all through the door."""
+    checkpoint = read_checkpoint(read.source.path)
+    door = open_door(checkpoint, LimitSettings())
+    text = (ROOT / "docs/design.md").read_text()
+    plain = [*QUESTIONS, text[:8000], *(text[200 * i : 200 * i + 3 * i] for i in range(1, NUM_PROMPTS))]
+    made = []
+    for number, prompt in enumerate(plain[:NUM_PROMPTS]):
+        chat = [{"role": "user", "content": prompt}]
+        is_chat = checkpoint.chat_template is not None and number % 2 == 0
+        answer = door.answer({"messages": json.dumps(chat)} if is_chat else {"text_input": prompt})
+        assert isinstance(answer, Request)
+        ids = (
+            read.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+            if is_chat
+            else read.tokenizer(prompt)["input_ids"]
+        )
+        assert answer.prompt.tolist() == ids
+        made.append(Request(number, answer.prompt, Sampling(max_tokens=NUM_TOKENS)))
+    return made
