@@ -120,6 +120,16 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
     rounded.check_all(requests, answers)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt_neox", "llama_tied"])
+def test_openvino_rounds_weights_only_too(
+    tiny: Callable[[str], TinyModel], name: str, tmp_path: Path
+) -> None:
+    """Rounded activations made nonsense of a published model."""
+    model, requests = tiny(name), random_requests(6, seed=3)
+    answers = Serving(model.openvino_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
+    TinyModel(tmp_path, _with_rounded_weights(model.model), model.agreement).check_all(requests, answers)
+
+
 def test_int8_is_what_the_openvino_plugin_keeps(one: TinyModel) -> None:
     """Were the constants folded into floats, nothing would be gained, and nothing else would show it."""
     products = _weight_types(one.openvino_engine(weights="int8", dtype="float32"))

@@ -37,10 +37,10 @@ from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
-# With int8 weights, this many activations of a row are rounded to int8 with one scale, so that the processor
-# multiplies integers; 0 leaves them as they are (slower: docs/notebook/cpu_steps.md). Rows are independent:
-# the other rows of a batch change nothing.
-ROUNDED_TOGETHER = 32
+# Activations stay as they are beside int8 weights. Rounding 32 of them together, the plugin's default, makes
+# products of integers, which are faster, but published models have single activations that are a thousand
+# times as large as the others: what is beside these is lost (docs/notebook/cpu_steps.md).
+ROUNDED_TOGETHER = 0
 
 
 class OpenVINOEngine:
