@@ -63,6 +63,8 @@ def of_ensemble(error: GaplessError) -> ProblemError:
     if error.code == "queue_full":
         return ProblemError(429, said, error.code, kind="rate_limit_error")
     if isinstance(error, UnavailableError | TimedOutError):
+        if not error.code:
+            said = f"the server starts, or is started again; try again later ({said})"
         return ProblemError(503, said, error.code or "unavailable", kind="server_error")
     return ProblemError(500, said, "failed", kind="server_error")
 
