@@ -1,6 +1,6 @@
 """The rows of `peers`: worker, options and environment of each.
 
-A worker is a class in `peer_engines.ENGINES` or a module of `workers/`. Options go to its constructor. A
+A worker is a class in `engines.ENGINES` or a module of `workers/`. Options go to its constructor. A
 row has the name of its engine, or `engine@tokens` if a step has another number of tokens than usual.
 """
 

@@ -15,7 +15,7 @@ from ..errors import GaplessError
 from ..wire import Prompt, request_message
 
 PROMPTS = ("text_input", "messages", "input_ids")
-TASKS = Path(__file__).with_name("tasks.jsonl")  # written by build/write_prompts.py
+TASKS = Path(__file__).with_name("tasks.jsonl")  # a task of the bundled model in each line
 RANDOM_TOKENS = 64  # of an answer to random words, whose length would be random
 
 

@@ -17,7 +17,7 @@ from python_backends.watching.metrics import Metrics
 
 
 class Scaling:
-    """Owns three sets of instances: those that should run (`wanted`), those of them that are being emptied
+    """Owns the sets of instances: those that should run (`wanted`), those of them that are being emptied
     for good (`leaving`), and those that should run no more but still have a session.
     """
 

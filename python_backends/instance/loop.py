@@ -30,7 +30,7 @@ log = logging.getLogger("gapless.instance")
 
 
 class Link(Protocol):
-    """Where requests come from and tokens go: `wires.InstanceEnd`, or the
+    """Where requests come from and tokens go: `wires.sessions.InstanceEnd`, or the
     caller that drives the loop without a server.
     """
 

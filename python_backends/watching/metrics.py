@@ -34,7 +34,7 @@ GAUGES = {
         "Most KV blocks in use in the coming steps, estimated by admission from predicted lengths"
     ),
     "gapless_adapters_loaded": "LoRA adapters in the memory of engines, summed over all instances",
-    "gapless_evictions": "Sequences evicted by the present instance because no KV blocks were free",
+    "gapless_evictions": "Sequences evicted because no KV blocks were free",
     "gapless_instances": "Instances by state: starting, ready, draining, lost",
     "gapless_instance_slots_busy": "Slots in use, by instance",
     "gapless_instance_kv_blocks_used": "KV blocks held by running requests, by instance",

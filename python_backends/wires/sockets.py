@@ -1,6 +1,6 @@
 """ZeroMQ sockets in the run directory, the frames that they receive, and a way to end a wait for frames.
 
-Used by the modules of this folder.
+Used by the wires of this folder and of `moving`.
 """
 
 from __future__ import annotations

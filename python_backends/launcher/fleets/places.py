@@ -1,7 +1,7 @@
 """Assigns processors and a GPU to each instance.
 
 Several instances on the same processors would wait for each other's threads, so the processors are divided
-among them. GPUs are assigned in rotation. Called by the supervisor.
+among them. GPUs are assigned in rotation. Called by the fleets.
 """
 
 from __future__ import annotations

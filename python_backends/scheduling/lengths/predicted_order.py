@@ -136,8 +136,9 @@ class PredictedOrder:
         """Computes the order again, the first `count` of it. `usual_tokens`: of answers for which nothing is
         predicted; `seconds`: what the prefill of [n] prompt tokens and [n] answer tokens take.
 
-        When slots are scarce, overtaking makes others wait, and `patience` limits it. When memory is scarce,
-        admission by predicted length raises the throughput for all requests, so there is no such limit.
+        When slots are scarce, overtaking makes others wait, and `patience_s` limits it. When memory is
+        scarce, admission by predicted length raises the throughput for all requests, so there is no such
+        limit.
         """
         places, now_s = self._look_on(), self._clock()
         self._note_passed(places, now_s)

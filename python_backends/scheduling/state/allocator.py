@@ -2,7 +2,7 @@
 tell the engine.
 
 Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides
-nothing: whose turn it is and which sequence is evicted is decided by the slot scheduler, its only caller.
+nothing: whose turn it is and which sequence is evicted is decided by the slot scheduler.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A block is free, retained (no sequence holds it, its content is kept for a later
 or used (one holder or more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end.
 A block that is lent is read by a copy to another instance: it counts as used until it is given back. A block
 that is borrowed is memory of training: it counts as free, and is taken back when no other block is left.
-Called by the slot scheduler alone.
+Called by the slot scheduler, and by training for what it borrows.
 """
 
 from __future__ import annotations
