@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
@@ -37,9 +38,10 @@ log = logging.getLogger("gapless.instance")
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
-    """The engine of the settings and a slot scheduler over it. The launcher, or who else calls this, has
-    taken `auto` from them (`choose`). Raises SettingsError if the settings or the model can't be served.
+    """The engine of the settings and a slot scheduler over it. Raises SettingsError if the settings or the
+    model can't be served.
     """
+    settings = choose(settings).settings  # the launcher has done so; benchmarks and tests leave it open
     kind = kind_of(settings)
     if kind.has_weights and settings.model.device == "cpu":
         keep_large_pages_if_faster()
