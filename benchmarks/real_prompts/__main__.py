@@ -3,8 +3,8 @@ answers were.
 
     python -m benchmarks.real_prompts --model SmolLM2-135M --json benchmarks/real_prompts/smollm2.json
 
-`--plain` asks by `text_input`, for a model without a chat template. If the file is there already, it is gone
-on with: an end by Ctrl-C loses no answer. SmolLM2 takes about an hour on two cores.
+`--plain` asks by `text_input`, for a model without a chat template. A file that
+is there already is completed, so Ctrl-C loses no answer.
 """
 
 from __future__ import annotations

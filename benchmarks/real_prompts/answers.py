@@ -24,8 +24,8 @@ class Answers:
     """`lengths[prompt][seed]`: tokens; negative where the answer was cut at the most; None: not asked yet."""
 
     def __init__(self, path: Path | None, about: dict[str, Any], num_prompts: int) -> None:
-        """Goes on with the file at `path` if there is one. Raises ValueError if it is about something
-        else than `about`.
+        """Reads the file at `path` if there is one: only what it lacks is asked. Raises ValueError if it is
+        about something else than `about`.
         """
         self._path, self._about = path, about
         self.lengths: list[list[int | None]] = [[None] * len(SEEDS) for _ in range(num_prompts)]

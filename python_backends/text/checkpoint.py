@@ -1,5 +1,5 @@
-"""Reads the text files of a Hugging Face checkpoint directory: tokenizer, special tokens, chat template, end
-tokens, sizes.
+"""Reads the text side of a checkpoint, a directory or a GGUF file: tokenizer, special tokens, chat template,
+end tokens, sizes.
 
 Reads each file once, at start-up. Loads no weights and runs no code of the checkpoint. The door and the
 detokenizer are built from the result.
@@ -24,7 +24,7 @@ from python_backends.checkpoint.source import CheckpointError
 class Checkpoint:
     """The text side of a model. Code that changes `tokenizer` makes a copy."""
 
-    directory: Path
+    directory: Path  # or file
     tokenizer: Tokenizer
     named_tokens: Mapping[str, str]  # bos_token, eos_token …: the names that chat templates use
     special_tokens: frozenset[str]  # not printed in answers, not recognized in users' text
