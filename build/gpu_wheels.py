@@ -23,7 +23,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
+PACKAGES = ("gguf", "msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
 STUB_PACKAGES = ("numpy",)
 TRITON = "nvidia-pytriton"
 PLATFORMS = (
@@ -85,7 +85,7 @@ def slim(wheel: Path, target: Path, python: str) -> None:
     """Writes a wheel with only the wanted files of `wheel`, without their symbols, and with a new RECORD."""
     with (
         zipfile.ZipFile(wheel) as source,
-        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as made,
     ):
         record = next(name for name in source.namelist() if name.endswith(".dist-info/RECORD"))
         lines = []
@@ -95,7 +95,7 @@ def slim(wheel: Path, target: Path, python: str) -> None:
             content = stripped(source.read(info))
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             lines.append(f"{info.filename},sha256={digest},{len(content)}")
-            made.writestr(info, content, zipfile.ZIP_DEFLATED, 9)
+            made.writestr(info, content, zipfile.ZIP_LZMA)
         made.writestr(record, "\n".join([*lines, f"{record},,"]) + "\n")
 
 
@@ -124,7 +124,7 @@ def take_library(folder: Path, python: str) -> str:
             f"left out {name}: {error}; without it, a Python that has no shared library can't run the stubs"
         )
     folder.mkdir()
-    with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
+    with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_LZMA) as made:
         made.writestr(name, content)
     return f"added {name} to the folder"
 
