@@ -1,9 +1,11 @@
-"""The front: OpenAI's HTTP interface to the ensemble, in a process of its own.
+"""The front: the HTTP interfaces of OpenAI and Anthropic to the ensemble, in a process of its own.
 
 The launcher starts it (`python -m front RUN_DIRECTORY`) and starts it again if it ends. It asks Triton over
 gRPC on this host, with the client's own messages. It imports no torch. Nothing imports it. See
 docs/openai.md.
 
-`app` has the routes; `asks` and `fields` read a body; `chat` and `completions` are the two interfaces;
-`answers` asks the ensemble; `responses` sends what came, and finds out when a client leaves.
+`app` has the routes; `asks` and `fields` read a body; `chat` and `completions` are OpenAI's two older
+interfaces, `open_responses` its newer one, `anthropic` Anthropic's; `turns` are a conversation, `fitting`
+makes it fit the model's template; `answers` asks the ensemble; `responses` sends what came, and finds out
+when a client leaves.
 """

@@ -11,30 +11,38 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from client.async_client import AsyncClient
+from front.anthropic.answer import answer_message
+from front.anthropic.errors import PATH
 from front.chat import answer_chat
 from front.completions import answer_completion
 from front.errors import ProblemError, json_response
+from front.failures import HANDLERS, failure
 from front.health import is_healthy
 from front.keys import Keys
 from front.model import Model
 from front.models import describe, list_models
-from front.responses import INSIDE
+from front.open_responses.answer import answer_response
 from front.tokenizing import Tokenizing
 from python_backends.settings import Settings
 
 REQUEST_ID = "x-request-id"
+REQUEST_IDS = (REQUEST_ID, "request-id")  # OpenAI's, Anthropic's
 SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = ("/health",)  # without a key
 BODY_BYTES = 1 << 20  # of a body, besides twice the bytes of the longest prompt
 Answer = Callable[[bytes, Model, AsyncClient], Response]
-POSTS: dict[str, Answer] = {"/v1/chat/completions": answer_chat, "/v1/completions": answer_completion}
+POSTS: dict[str, Answer] = {
+    "/v1/chat/completions": answer_chat,
+    "/v1/completions": answer_completion,
+    "/v1/responses": answer_response,
+    PATH: answer_message,
+}
 
 
 class App:
@@ -51,15 +59,16 @@ class App:
         self._keys = keys
         tokenizing = Tokenizing(settings, model)
         routes = [
+            Route("/", self._root),
             Route("/health", self._health),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/tokenize", self._apart(tokenizing.tokenize), methods=["POST"]),
             Route("/detokenize", self._apart(tokenizing.detokenize), methods=["POST"]),
+            Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
-        failures: Any = {HTTPException: _of_http, ProblemError: _of_problem, Exception: _of_anything}
-        self._routes = Starlette(routes=routes, exception_handlers=failures)
+        self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,16 +79,20 @@ class App:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                for name in REQUEST_IDS:
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
-        if scope["path"] not in OPEN and not self._keys.allow(headers.get("authorization", "")):
-            problem = ProblemError(
-                401, "no key, or an unknown one: send Authorization: Bearer KEY", "invalid_api_key"
-            )
-            await problem.response()(scope, receive, send_with_id)
+        if scope["path"] not in OPEN and not self._keys.allow(key_in(headers)):
+            said = "no key, or an unknown one: send Authorization: Bearer KEY, or x-api-key: KEY"
+            problem = ProblemError(401, said, "invalid_api_key")
+            await failure(problem, scope["path"])(scope, receive, send_with_id)
             return
         await self._routes(scope, receive, send_with_id)
+
+    async def _root(self, _request: Request) -> Response:
+        """Clients ask for it to find out whether there is a server."""
+        return json_response({"model": self._model.name})
 
     async def _health(self, _request: Request) -> Response:
         healthy = is_healthy(self._run_directory, self._http_port, self._model)
@@ -125,17 +138,7 @@ class App:
         return ProblemError(413, f"the body must have at most {self._most_bytes} bytes", "body_too_large")
 
 
-def _of_http(_request: Request, error: Exception) -> Response:
-    """Of a path that there is not, or a method."""
-    assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else "method_not_allowed"
-    return ProblemError(error.status_code, f"there is no such route: {error.detail}", code).response()
-
-
-def _of_problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return error.response()
-
-
-def _of_anything(_request: Request, _error: Exception) -> Response:
-    return INSIDE.response()
+def key_in(headers: Headers) -> str:
+    """As an Authorization header has it."""
+    given = headers.get("authorization", "")
+    return given or f"Bearer {headers.get('x-api-key', '')}"

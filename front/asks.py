@@ -18,12 +18,21 @@ class Part(Struct):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def said(self) -> str | None:
+        return self.text if self.type == "text" else self.refusal
 
 
 class Message(Struct):
     role: str
     content: str | list[Part] | None = None
     tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by its other name
 
 
 class Ask(Struct, kw_only=True):

@@ -32,7 +32,7 @@ class Chat(Answering):
     def __init__(self, ask: ChatAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
         longest = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
-        messages = plain_messages(ask.messages)
+        messages = plain_messages(ask.messages, model)
         choices = parameters_of(ask, longest, model)
         if ask.top_logprobs and not ask.logprobs:
             raise refused("top_logprobs", f" = {ask.top_logprobs}: needs logprobs = true")

@@ -14,6 +14,7 @@ from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.token_bytes import WALL, TokenBytes, token_bytes
+from python_backends.text.door.chat_template import ChatTemplate, template_of
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import AdapterList, InstanceRecord, State, limits_of_any
 
@@ -76,6 +77,11 @@ class Model:
         spelled = self._spelling.firsts.get(token) if is_first else None
         data = self._spelling.table[token] if spelled is None else spelled.removeprefix(WALL)
         return data.decode("utf-8", "replace"), data
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """None: the model has none, and takes texts alone. Raises CheckpointError."""
+        return template_of(self.checkpoint)[1]
 
     @cached_property
     def _spelling(self) -> TokenBytes:

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,12 +30,28 @@ ESCAPED = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2
 INSIDE = ProblemError(500, "the front failed inside; its log says more", "failed", kind="server_error")
 
 
-def event(body: Any) -> bytes:
+def event(body: Any, name: str = "") -> bytes:
     data: bytes = msgspec.json.encode(body)
     for character, escape in ESCAPED:
         if character in data:
             data = data.replace(character, escape)
-    return b"data: " + data + b"\n\n"
+    head = f"event: {name}\ndata: ".encode() if name else b"data: "
+    return head + data + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What an interface has of its own: the sign of life, an error as an event and as a whole answer, and the
+    end of a stream.
+    """
+
+    sign: Callable[[], bytes] = lambda: SIGN
+    failed: Callable[[ProblemError], bytes] = lambda problem: event(problem.body)
+    failure: Callable[[ProblemError], Response] = ProblemError.response
+    end: bytes = END
+
+
+PLAIN = Manner()  # chats and completions
 
 
 async def _left(receive: Receive) -> None:
@@ -55,28 +72,28 @@ async def _first_of(work: asyncio.Task[Any], *others: asyncio.Task[Any]) -> bool
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _failure_of(work: asyncio.Task[Any]) -> Response | None:
-    """Returns the answer to a request whose work failed; None if it did not."""
+def _failure_of(work: asyncio.Task[Any]) -> ProblemError | None:
+    """Returns why the work failed; None if it did not."""
     error = work.exception()
-    if error is None:
-        return None
-    if isinstance(error, ProblemError):
-        return error.response()
+    if error is None or isinstance(error, ProblemError):
+        return error
     log.error("an answer failed", exc_info=error)
-    return INSIDE.response()
+    return INSIDE
 
 
 class Whole(Response):
     """The answer that `work` returns, as JSON."""
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Any], manner: Manner = PLAIN) -> None:
         super().__init__()
         self._work = work
+        self._manner = manner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work)
         if await _first_of(work, asyncio.create_task(_left(receive))):
-            made = _failure_of(work) or json_response(work.result())
+            failure = _failure_of(work)
+            made = self._manner.failure(failure) if failure else json_response(work.result())
             await made(scope, receive, send)
 
 
@@ -85,10 +102,11 @@ class Events(Response):
     that an error before it has a status of its own.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], manner: Manner = PLAIN) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._manner = manner
         self._has_begun = False
         self._sent_s = time.monotonic()
 
@@ -99,11 +117,11 @@ class Events(Response):
             return
         failure = _failure_of(work)
         if failure is not None and not self._has_begun:
-            await failure(scope, receive, send)
+            await self._manner.failure(failure)(scope, receive, send)
             return
         if failure is not None:
-            await self._send(send, b"data: " + bytes(failure.body) + b"\n\n")
-        await self._send(send, END, more=False)
+            await self._send(send, self._manner.failed(failure))
+        await self._send(send, self._manner.end, more=False)
 
     async def _produce(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
@@ -114,7 +132,7 @@ class Events(Response):
         while True:
             silent_s = time.monotonic() - self._sent_s
             if silent_s >= SIGN_EVERY_S:
-                await self._send(send, SIGN)
+                await self._send(send, self._manner.sign())
             else:
                 await asyncio.sleep(SIGN_EVERY_S - silent_s)
 

@@ -1,5 +1,6 @@
-"""/tokenize and /detokenize, as vLLM has them. A prompt gets the ids that it has in the ensemble: the door
-itself reads it. It is made at the first use, because it holds a tokenizer of its own.
+"""/tokenize and /detokenize, as vLLM has them, and Anthropic's count of a prompt's tokens. A prompt gets the
+ids that it has in the ensemble: the door itself reads it. It is made at the first use, because it holds a
+tokenizer of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from front.anthropic.asks import CountAsk, check
+from front.anthropic.turns import turns_of
 from front.asks import DetokenizeAsk, TokenizeAsk
 from front.errors import of_door, refused
 from front.fields import read_body
+from front.fitting import fitted
 from front.messages import plain_messages
 from front.model import Model
 from python_backends.nouns.request import Ids, RefusedError
@@ -35,10 +39,18 @@ class Tokenizing:
         if (ask.prompt is None) == (ask.messages is None):
             raise refused("prompt", ", messages: exactly one of them must be given")
         if ask.messages is not None:
-            ids = self._ids(messages=json.dumps(plain_messages(ask.messages)))
+            ids = self._ids(messages=json.dumps(plain_messages(ask.messages, self._model)))
         else:
             ids = self._ids(text_input=ask.prompt)
         return {"count": len(ids), "max_model_len": self._model.max_tokens, "tokens": ids.tolist()}
+
+    def count_message(self, body: bytes) -> dict[str, Any]:
+        """Of a request for a message. Raises ProblemError."""
+        ask = read_body(body, CountAsk)
+        check(ask)
+        self._model.adapter(ask.model)
+        messages = fitted(turns_of(ask), self._model.template)
+        return {"input_tokens": len(self._ids(messages=json.dumps(messages)))}
 
     def detokenize(self, body: bytes) -> dict[str, Any]:
         """Raises ProblemError."""

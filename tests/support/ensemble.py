@@ -33,10 +33,13 @@ KINDS = {"output_ids": "INT32", "output_log_probs": "FP32", "top_ids": "INT32", 
 
 @dataclass
 class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """`pieces` is the answer to each request, or `error`; None in it is a wait until the client cancels."""
+    """`pieces` is the answer to each request, or `error`; None in it is a wait until the client cancels.
+    `errors` are those of the next requests.
+    """
 
     pieces: Sequence[Piece | None] = ()
     error: str = ""
+    errors: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     pause_s: float = 0.0  # before the first piece
@@ -45,8 +48,8 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """As Triton's service."""
         asked = inputs_of(next(requests))
         self.asked.append(asked)
-        if self.error:
-            yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {self.error}")
+        if error := self.errors.pop(0) if self.errors else self.error:
+            yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
             return
         time.sleep(self.pause_s)
         pieces = self.pieces if asked["stream"] else [whole(self.pieces)]

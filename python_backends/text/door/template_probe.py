@@ -40,10 +40,15 @@ class TemplateProbe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._kept = lru_cache(maxsize=256)(self._left_out)
+        self._whole = lru_cache(maxsize=256)(self._writes_all)
 
     def left_out(self, roles: Roles) -> frozenset[int]:
         """Returns the places of the messages that the template leaves out of a chat of these roles."""
         return self._kept(roles) if len(roles) <= MAX_KEPT else self._left_out(roles)
+
+    def writes_all(self, roles: Roles) -> bool:
+        """Whether the template writes every message of a chat of these roles."""
+        return self._whole(roles) if len(roles) <= MAX_KEPT else self._writes_all(roles)
 
     @cached_property
     def known(self) -> list[str]:
@@ -69,6 +74,10 @@ class TemplateProbe:
     def _prompts(self) -> dict[Roles, str]:
         prompts = {roles: self.prompt(roles) for roles in _CHATS}
         return {roles: prompt for roles, prompt in prompts.items() if prompt is not None}
+
+    def _writes_all(self, roles: Roles) -> bool:
+        prompt = self.prompt(roles)
+        return prompt is not None and len(_places(prompt)) == len(roles)
 
     def _left_out(self, roles: Roles) -> frozenset[int]:
         prompt = self.prompt(roles)

@@ -204,7 +204,7 @@ def test_defaults_are_those_of_generation_config(file: dict[str, Any], expected:
             "messages[0].content[0].type",
             None,
         ),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", None),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", None),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
         ({"n": 0}, "n", "invalid_value"),

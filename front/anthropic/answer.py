@@ -1,0 +1,111 @@
+"""One message: what the ensemble is asked, and what comes, whole or as events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.responses import Response
+
+from client.async_client import AsyncClient
+from client.wire import Piece
+from front.anthropic import errors
+from front.anthropic.asks import MessagesAsk, check
+from front.anthropic.turns import turns_of
+from front.fields import read_body
+from front.fitting import fitted
+from front.model import Model
+from front.parameters import parameters_of
+from front.responses import Events, Manner, Whole, event
+from front.stopped_by import StoppedBy
+from front.until_full import MOST_TOKENS, until_full
+
+PING = event({"type": "ping"}, "ping")
+MANNER = Manner(lambda: PING, errors.failed, errors.failure, b"")
+
+
+def answer_message(body: bytes, model: Model, client: AsyncClient) -> Response:
+    """Raises ProblemError."""
+    ask = read_body(body, MessagesAsk)
+    check(ask)
+    return Message(ask, model, client).response()
+
+
+class Message:
+    """One request for a message, and its answer."""
+
+    def __init__(self, ask: MessagesAsk, model: Model, client: AsyncClient) -> None:
+        """Raises ProblemError."""
+        messages = fitted(turns_of(ask), model.template)
+        (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
+        if ask.stop_sequences:
+            parameters["return_log_probs"] = True  # and the tokens: which word ended it
+        self._is_streamed = bool(ask.stream)
+        self._came = until_full(client, (messages, parameters), self._is_streamed)
+        self._stopped = StoppedBy(ask.stop_sequences or (), model)
+        self._num_output_tokens = 0
+        self._head = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": ask.model or model.name,
+        }
+
+    def response(self) -> Response:
+        return Events(self._events(), MANNER) if self._is_streamed else Whole(self._whole(), MANNER)
+
+    async def _whole(self) -> dict[str, Any]:
+        """Raises ProblemError."""
+        async for _, piece in self._came:
+            self._add(piece)
+            content = [{"type": "text", "text": piece.text, "citations": None}] if piece.text else []
+            made = {**self._head, "content": content, **self._end(piece), "usage": self._usage(piece)}
+        return made
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """Raises ProblemError."""
+        has_begun = False
+        async for _, piece in self._came:
+            if not has_begun:
+                has_begun = True
+                for each in self._begin(piece):
+                    yield each
+            self._add(piece)
+            if piece.text:
+                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text})
+            if piece.finish_reason:
+                yield _event("content_block_stop", index=0)
+                yield _event("message_delta", delta=self._end(piece), usage=self._usage(piece))
+                yield _event("message_stop")
+
+    def _begin(self, piece: Piece) -> list[bytes]:
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        block = {"type": "text", "text": "", "citations": None}
+        return [
+            _event("message_start", message={**self._head, **empty, "usage": self._usage(piece)}),
+            _event("content_block_start", index=0, content_block=block),
+        ]
+
+    def _add(self, piece: Piece) -> None:
+        self._stopped.add(piece)
+        self._num_output_tokens += piece.num_output_tokens or 0
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        word = self._stopped.word if piece.finish_reason == "stop" else None
+        other = "end_turn" if piece.finish_reason == "stop" else "max_tokens"
+        return {"stop_reason": "stop_sequence" if word is not None else other, "stop_sequence": word}
+
+    def _usage(self, piece: Piece) -> dict[str, Any]:
+        """Tokens of the prompt that came from the cache are counted apart from the others."""
+        cached = piece.num_cached_tokens or 0
+        return {
+            "input_tokens": (piece.num_input_tokens or 0) - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self._num_output_tokens,
+        }
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return event({"type": name, **fields}, name)

@@ -1,0 +1,39 @@
+"""Errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from front.errors import ProblemError, json_response
+from front.responses import event
+
+PATH = "/v1/messages"
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+TOO_LONG = "context_length_exceeded"
+
+
+def body_of(problem: ProblemError) -> dict[str, Any]:
+    other = "api_error" if problem.status >= 500 else "invalid_request_error"
+    said = problem.body["error"]["message"]
+    if problem.code == TOO_LONG:
+        said = f"prompt is too long: {said}"  # the words by which clients know that they have to shorten it
+    return {"type": "error", "error": {"type": KINDS.get(problem.status, other), "message": said}}
+
+
+def failure(problem: ProblemError) -> Response:
+    """The whole answer to a request that failed."""
+    headers = {name: value for name, value in problem.response().headers.items() if name == "retry-after"}
+    return json_response(body_of(problem), problem.status, headers)
+
+
+def failed(problem: ProblemError) -> bytes:
+    """The event of a stream that failed."""
+    return event(body_of(problem), "error")

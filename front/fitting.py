@@ -1,0 +1,78 @@
+"""Makes a conversation fit the model's chat template: many templates know no tools, or a system message at
+the beginning only. What a template would leave out or refuse is written in another role, at its own place, so
+that the beginnings of two prompts of one conversation stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from client.wire import Message
+from front.turns import Turn
+from python_backends.text.door.chat_template import ChatTemplate
+
+MAX_TURNS = 4096  # of a longer chat nothing is changed: the ensemble says what its template leaves out
+BETWEEN = "\n\n"  # two messages that became one
+
+
+def fitted(turns: Sequence[Turn], template: ChatTemplate | None) -> list[Message]:
+    """Returns the messages for the ensemble."""
+    plain = [_with_calls_as_text(turn) for turn in turns]
+    if template is not None and len(plain) <= MAX_TURNS:
+        plain = _written(plain, template)
+    return [{"role": turn.role, "content": turn.content} for turn in plain]
+
+
+def _written(turns: list[Turn], template: ChatTemplate) -> list[Turn]:
+    """Changes no more than it takes until the template writes all turns; nothing if it never does."""
+    changed = turns
+    for change in CHANGES:
+        if template.probe.writes_all(tuple(turn.role for turn in changed)):
+            return changed
+        changed = change(changed)
+    return changed if template.probe.writes_all(tuple(turn.role for turn in changed)) else turns
+
+
+def _with_calls_as_text(turn: Turn) -> Turn:
+    texts = [turn.content] if turn.content else []
+    return replace(turn, content="\n".join([*texts, *(call.text for call in turn.calls)]), calls=())
+
+
+def _late_system_as_user(turns: list[Turn]) -> list[Turn]:
+    return [_as_user(turn, "system") if i else turn for i, turn in enumerate(turns)]
+
+
+def _tools_as_user(turns: list[Turn]) -> list[Turn]:
+    return [_as_user(turn, "tool") for turn in turns]
+
+
+def _as_user(turn: Turn, role: str) -> Turn:
+    return replace(turn, role="user") if turn.role == role else turn
+
+
+def _merged(turns: list[Turn]) -> list[Turn]:
+    """Users' and assistants' turns take turns."""
+    merged: list[Turn] = []
+    for _role, several in groupby(turns, lambda turn: turn.role):
+        first, *others = several
+        content = BETWEEN.join(turn.content for turn in (first, *others) if turn.content)
+        merged.append(replace(first, content=content))
+    return merged
+
+
+def _without_system(turns: list[Turn]) -> list[Turn]:
+    """The first message begins with the system's."""
+    if len(turns) < 2 or turns[0].role != "system":
+        return turns
+    system, first, *others = turns
+    return [replace(first, content=BETWEEN.join((system.content, first.content))), *others]
+
+
+CHANGES: tuple[Callable[[list[Turn]], list[Turn]], ...] = (
+    _late_system_as_user,
+    _tools_as_user,
+    _merged,
+    _without_system,
+)

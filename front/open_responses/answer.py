@@ -1,0 +1,97 @@
+"""One request for a response: what the ensemble is asked, and what comes, whole or as events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.responses import Response
+
+from client.async_client import AsyncClient
+from client.wire import Piece
+from front.errors import refused
+from front.fields import read_body
+from front.fitting import fitted
+from front.model import Model
+from front.open_responses.asks import ResponsesAsk, check
+from front.open_responses.items import Growing
+from front.open_responses.turns import turns_of
+from front.parameters import parameters_of
+from front.responses import Events, Manner, Whole
+from front.tokens import TokenTexts
+from front.until_full import MOST_TOKENS, until_full
+
+
+def answer_response(body: bytes, model: Model, client: AsyncClient) -> Response:
+    """Raises ProblemError."""
+    ask = read_body(body, ResponsesAsk)
+    check(ask)
+    return Answer(ask, model, client).response()
+
+
+class Answer:
+    """One request, and its answer."""
+
+    def __init__(self, ask: ResponsesAsk, model: Model, client: AsyncClient) -> None:
+        """Raises ProblemError."""
+        messages = fitted(turns_of(ask), model.template)
+        longest = ask.max_output_tokens
+        if longest is not None and longest < 1:
+            raise refused("max_output_tokens", f" = {longest}: must be at least 1")
+        (parameters,) = parameters_of(ask.plain, longest and min(longest, MOST_TOKENS), model)
+        if ask.wants_log_probs:
+            parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
+        self._is_streamed = bool(ask.stream)
+        self._came = until_full(client, (messages, parameters), self._is_streamed)
+        self._growing = Growing(ask, model.name)
+        self._texts = TokenTexts(model, (), False) if ask.wants_log_probs else None
+        self._num_output_tokens = 0
+
+    def response(self) -> Response:
+        if not self._is_streamed:
+            return Whole(self._whole())
+        growing = self._growing
+        return Events(self._events(), Manner(growing.sign, growing.failed, end=b""))
+
+    async def _whole(self) -> dict[str, Any]:
+        """Raises ProblemError."""
+        async for _, piece in self._came:
+            usage = self._usage(piece)
+            made = self._growing.whole(piece.text, self._scores(piece), _incomplete(piece), usage)
+        return made
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """Raises ProblemError."""
+        is_open = False
+        async for _, piece in self._came:
+            if not is_open:
+                is_open = True
+                begun = b"" if self._growing.has_begun else self._growing.begin()
+                yield begun + self._growing.open_item()
+            scores, usage = self._scores(piece), self._usage(piece)
+            if piece.text or scores:
+                yield self._growing.delta(piece.text, scores)
+            if piece.finish_reason:
+                yield self._growing.end(_incomplete(piece), usage)
+
+    def _scores(self, piece: Piece) -> list[dict[str, Any]]:
+        return self._texts.entries(piece) if self._texts is not None else []
+
+    def _usage(self, piece: Piece) -> dict[str, Any]:
+        self._num_output_tokens += piece.num_output_tokens or 0
+        num_prompt = piece.num_input_tokens or 0
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {
+                "cached_tokens": piece.num_cached_tokens or 0,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": self._num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt + self._num_output_tokens,
+        }
+
+
+def _incomplete(piece: Piece) -> str | None:
+    """Why; None: the answer is complete."""
+    return None if piece.finish_reason == "stop" else "max_output_tokens"

@@ -1,0 +1,249 @@
+"""/v1/messages over a stand-in ensemble: what it is asked, what comes back, in which order."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.wire import Piece
+from front import responses
+from front.anthropic.asks import CountAsk, Message
+from front.anthropic.turns import turns_of
+from front.keys import read_keys
+from front.turns import Call, Turn
+from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
+from tests.support.ensemble import Ensemble, Front
+from tests.support.front_wire import ask, events, sent
+
+PATH = "/v1/messages"
+BODY: dict[str, Any] = {"model": "toy", "max_tokens": 9, "messages": MESSAGES}
+USAGE = {"input_tokens": 6, "cache_read_input_tokens": 8, "cache_creation_input_tokens": 0}
+HEADER = "x-anthropic-billing-header: cc_version=2.1.36.1; cc_entrypoint=cli; cch={};"
+
+
+def turns(*messages: Any, system: Any = None) -> list[Turn]:
+    made = [Message(role, content) for role, content in messages]
+    return turns_of(CountAsk(messages=made, system=system))
+
+
+# --- answers
+
+
+def test_a_message_has_its_text_and_counts_cached_tokens_apart(front: Front) -> None:
+    status, head, answer = ask(front, PATH, BODY)
+    assert (status, head["request-id"]) == (200, head["x-request-id"])
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        **{"type": "message", "role": "assistant", "model": "toy"},
+        "content": [{"type": "text", "text": "readAll\u2028Lines", "citations": None}],
+        **{"stop_reason": "end_turn", "stop_sequence": None, "usage": {**USAGE, "output_tokens": 5}},
+    }
+
+
+def test_a_stream_has_its_events_in_order(front: Front) -> None:
+    came = events(front, PATH, BODY)
+    assert [name for name, _ in came] == [
+        *("message_start", "content_block_start", *["content_block_delta"] * 3),
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+    start, block, *deltas = [data for _, data in came[:5]]
+    assert start["message"]["usage"] == {**USAGE, "output_tokens": 0}
+    assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
+    assert block["content_block"] == {"type": "text", "text": "", "citations": None}
+    assert "".join(each["delta"]["text"] for each in deltas) == "readAll\u2028Lines"
+    assert came[6][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert came[6][1]["usage"] == {**USAGE, "output_tokens": 5}
+
+
+def test_an_answer_that_reached_max_tokens_says_so(front: Front, ensemble: Ensemble) -> None:
+    ensemble.pieces = (Piece("read", "length", num_output_tokens=1),)
+    assert ask(front, PATH, BODY)[2]["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("behind", "reason"), [("b", "stop_sequence"), ("", "end_turn")])
+def test_the_stop_word_that_ended_an_answer_is_named(
+    front: Front, ensemble: Ensemble, stream: bool, behind: str, reason: str
+) -> None:
+    tokenizer = front.model.checkpoint.tokenizer
+    ids = tokenizer.encode("a" + behind, add_special_tokens=False).ids
+    ids += [] if behind else [min(front.model.end_ids)]
+    ensemble.pieces = (
+        Piece("a", output_ids=tuple(ids[:1]), output_log_probs=(-1.0,)),
+        Piece("", "stop", output_ids=tuple(ids[1:]), output_log_probs=(-1.0,) * len(ids[1:])),
+    )
+    body = {**BODY, "stop_sequences": ["xy", "b"]}
+    end = events(front, PATH, body)[-2][1]["delta"] if stream else ask(front, PATH, body)[2]
+    assert (end["stop_reason"], end["stop_sequence"]) == (reason, behind or None)
+    assert ensemble.asked[0]["stop_words"] == ("xy", "b")
+
+
+def test_more_tokens_than_the_context_has_are_cut(front: Front, ensemble: Ensemble) -> None:
+    ensemble.errors = ["max_tokens = 32000: must be at most 12, because … [invalid_value]"]
+    assert ask(front, PATH, {**BODY, "max_tokens": 32_000})[0] == 200
+    assert [asked["max_tokens"] for asked in ensemble.asked] == [32_000, -1]
+
+
+def test_a_silent_stream_is_pinged(front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
+    ensemble.pause_s = 0.35
+    came = events(front, PATH, BODY)
+    assert came[0] == ("ping", {"type": "ping"})
+    assert came[-1][0] == "message_stop"
+
+
+# --- what the ensemble is asked
+
+
+def test_fields_arrive_as_the_ensemble_calls_them(front: Front, ensemble: Ensemble) -> None:
+    body = {**BODY, "temperature": 0.5, "top_p": 0.25, "top_k": 3, "system": "be short"}
+    ask(front, f"{PATH}?beta=true", {**body, "metadata": {"user_id": "x"}, "context_management": {}, "x": 1})
+    (asked,) = ensemble.asked
+    assert json.loads(asked["messages"]) == [{"role": "system", "content": "be short"}, *MESSAGES]
+    assert (asked["max_tokens"], asked["temperature"], asked["top_p"], asked["top_k"]) == (9, 0.5, 0.25, 3)
+
+
+def test_blocks_become_turns() -> None:
+    assert turns(
+        (
+            "user",
+            [
+                {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "b"},
+            ],
+        ),
+        (
+            "assistant",
+            [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "…"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "."}},
+                {"type": "tool_use", "id": "t2", "name": "pwd", "input": {}},
+            ],
+        ),
+        (
+            "user",
+            [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "x.py"}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "denied", "is_error": True},
+                {"type": "text", "text": "go on"},
+                {"type": "document", "source": {"type": "text", "data": "note"}},
+                {"type": "new_in_2027"},
+            ],
+        ),
+        ("system", "late"),
+        ("ctx", "context"),
+        system=[{"type": "text", "text": "first"}, {"type": "text", "text": "second"}],
+    ) == [
+        Turn("system", "first\nsecond"),
+        Turn("user", "a\nb"),
+        Turn("assistant", "I look.", (Call("t1", "ls", {"path": "."}), Call("t2", "pwd", {})), thought="hm"),
+        Turn("tool", "x.py", call_id="t1"),
+        Turn("tool", "Error: denied", call_id="t2"),
+        Turn("user", "go on\nnote"),
+        Turn("system", "late"),
+        Turn("user", "context"),
+    ]
+
+
+@pytest.mark.parametrize("join", ["", "\n", "\n\n"])
+def test_the_header_that_changes_with_each_request_is_not_in_the_prompt(join: str) -> None:
+    for cch in ("00a1b", "ffffff"):
+        one = turns(("user", "x"), system=f"{HEADER.format(cch)}{join}You are a helper; a = b;")
+        assert one[0] == Turn("system", "You are a helper; a = b;")
+        blocks = [{"type": "text", "text": HEADER.format(cch)}, {"type": "text", "text": "You are"}]
+        assert turns(("user", "x"), system=blocks)[0] == Turn("system", "You are")
+    assert turns(("user", HEADER.format("1"))) == [Turn("user", HEADER.format("1"))], "the user's own words"
+    assert turns(("user", "x"), system=HEADER.format("1")) == [Turn("user", "x")]
+
+
+def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -> None:
+    body = {"model": "toy", "messages": MESSAGES, "system": HEADER.format("1") + "be short"}
+    status, _, counted = ask(front, f"{PATH}/count_tokens?beta=true", body)
+    messages = [{"role": "system", "content": "be short"}, *MESSAGES]
+    expected = ask(front, "/tokenize", {"messages": messages})[2]["count"]
+    assert (status, counted) == (200, {"input_tokens": expected})
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"messages": []}, "messages: must have at least one message"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role = 'king'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type = 'image'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type = 'any'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    ],
+)
+def test_a_bad_field_is_named_in_anthropics_shape(front: Front, change: dict[str, Any], said: str) -> None:
+    status, _, answer = ask(front, PATH, {**BODY, **change})
+    assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert said in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "kind"),
+    [
+        ("messages = 90 tokens: must be at most 63 [context_length_exceeded]", 400, "invalid_request_error"),
+        ("too many open requests: 2 are open [queue_full]", 429, "rate_limit_error"),
+        ("the server is shutting down [shutting_down]", 503, "overloaded_error"),
+        ("the instance was lost [failed]", 500, "api_error"),
+    ],
+)
+def test_errors_of_the_ensemble_have_anthropics_types(
+    front: Front, ensemble: Ensemble, said: str, status: int, kind: str
+) -> None:
+    ensemble.error = said
+    for stream in (False, True):
+        came, head, answer = ask(front, PATH, {**BODY, "stream": stream})
+        assert (came, answer["error"]["type"]) == (status, kind)
+        assert ("retry-after" in head) == (status in (429, 503))
+        assert answer["error"]["message"].startswith("prompt is too long: ") == ("context" in said)
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_last(
+    front: Front, ensemble: Ensemble
+) -> None:
+    ensemble.pieces = ANSWER[:1]  # and no end
+    name, data = events(front, PATH, BODY)[-1]
+    assert (name, data["error"]["type"]) == ("error", "api_error")
+
+
+def test_a_body_that_is_no_json_and_an_unknown_model_have_the_same_shape(front: Front) -> None:
+    assert ask(front, PATH, b"{")[2]["type"] == "error"
+    status, _, answer = ask(front, PATH, {**BODY, "model": "claude-9"})
+    assert (status, answer["error"]["type"]) == (404, "not_found_error")
+
+
+def test_a_key_may_come_in_x_api_key(ensemble: Ensemble, model: Path, tmp_path: Path) -> None:
+    front = Front(ensemble, model, tmp_path, read_keys(None, KEY))
+    try:
+        assert ask(front, PATH, BODY, x_api_key=KEY)[0] == 200
+        assert ask(front, PATH, BODY, authorization=f"Bearer {KEY}")[0] == 200
+        for headers in ({}, {"x_api_key": "other"}):
+            status, _, answer = ask(front, PATH, BODY, **headers)
+            assert (status, answer["error"]["type"]) == (401, "authentication_error")
+    finally:
+        front.close()
+
+
+def test_the_root_answers(front: Front) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
+    connection.request("HEAD", "/")
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert sent(front, PATH, BODY)[0] == 200

@@ -1,0 +1,80 @@
+"""Conversations are fitted to what a chat template writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from front.fitting import fitted
+from front.turns import Call, Turn
+from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.door.special_tokens import SpecialTokens
+from tests.support.text.checkpoints import byte_level_tokenizer
+
+ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+FIRST_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+STRICT = (  # as Gemma's
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('!') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+CHAT = [
+    Turn("system", "s"),
+    Turn("user", "u"),
+    Turn("assistant", "a", (Call("1", "ls", {"p": 1}),)),
+    Turn("tool", "t"),
+    Turn("system", "late"),
+    Turn("user", "v"),
+]
+CALL = 'a\n<tool_call>\n{"name": "ls", "arguments": {"p": 1}}\n</tool_call>'
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {}, SpecialTokens(byte_level_tokenizer(), frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            ANY,
+            [
+                ("system", "s"),
+                ("user", "u"),
+                ("assistant", CALL),
+                ("tool", "t"),
+                ("system", "late"),
+                ("user", "v"),
+            ],
+        ),
+        (
+            FIRST_SYSTEM,
+            [
+                ("system", "s"),
+                ("user", "u"),
+                ("assistant", CALL),
+                ("tool", "t"),
+                ("user", "late"),
+                ("user", "v"),
+            ],
+        ),
+        (STRICT, [("user", "s\n\nu"), ("assistant", CALL), ("user", "t\n\nlate\n\nv")]),
+        (
+            "{{ raise_exception('never') }}",
+            [(turn.role, CALL if turn.calls else turn.content) for turn in CHAT],
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_or_refuses_is_written_otherwise_at_its_place(
+    source: str, expected: list[tuple[str, str]]
+) -> None:
+    made = [(message["role"], message["content"]) for message in fitted(CHAT, template(source))]
+    assert made == expected
+
+
+@pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM])
+def test_a_longer_conversation_begins_as_the_shorter_one(source: str) -> None:
+    """So its prompt does too."""
+    shorter, longer = fitted(CHAT[:4], template(source)), fitted(CHAT, template(source))
+    assert longer[:4] == shorter

@@ -1,0 +1,38 @@
+"""Bodies and events as they are on the wire."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from tests.support.ensemble import Front
+
+Named = tuple[str, Any]  # an event's name, and its data
+
+
+def ask(front: Front, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any]:
+    status, head, text = sent(front, path, body, **headers)
+    return status, head, json.loads(text)
+
+
+def sent(front: Front, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), text
+
+
+def events(front: Front, path: str, body: Any) -> list[Named]:
+    """Of a stream in which each event has a name, which its data repeat."""
+    text = sent(front, path, {**body, "stream": True})[2]
+    assert text.endswith("\n\n")
+    found = []
+    for each in text.removesuffix("\n\n").split("\n\n"):
+        name, data = each.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert [data["type"] for _, data in found] == [name for name, _ in found]
+    return found
