@@ -56,7 +56,9 @@ CODE = re.compile(r" \[([a-z_]+)\]$")
 # Over gRPC streams Triton sends the text of a failed request without its code, so the kind of its own errors
 # is read from the text. The header `triton_grpc_error` adds the code, but in 2.51 the second failure with it
 # ends the whole server.
-UNAVAILABLE = re.compile(r"not healthy|no available versions|is not ready|stopped accepting|unloading")
+UNAVAILABLE = re.compile(
+    r"not healthy|no available versions|is not ready|stopped accepting|unloading|unknown model"
+)
 REFUSED = re.compile(
     r"\bmust (be|have|come)\b|is allowed|is no such|not supported|has no chat template|\bcan't\b|unexpected"
     r" .*input|model expects"

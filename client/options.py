@@ -12,6 +12,8 @@ from .parameters import TABLE, Parameters, Row
 OURS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
+    "return_output_ids",
+    "delivered_ids",
     "exclude_input_in_output",
     "return_log_probs",
     "num_top_log_probs",

@@ -33,6 +33,9 @@ class Parameters(TypedDict, total=False):
     text_input_is_rendered: Annotated[
         bool, As("BOOL", "the text is a whole prompt: special tokens in it are meant as such")
     ]
+    delivered_ids: Annotated[
+        Sequence[int], As("INT32", "the first tokens of the answer, which goes on after them")
+    ]
     max_tokens: Annotated[int, As("INT32", "longest answer, in tokens; -1: until the context ends")]
     min_tokens: Annotated[int, As("INT32", "shortest answer, in tokens")]
     temperature: Annotated[float, As("FP32", "0: the most probable token; larger: more varied")]
@@ -58,6 +61,7 @@ class Parameters(TypedDict, total=False):
     return_num_output_tokens: Annotated[
         bool, As("BOOL", "adds the number of tokens of each piece of the answer")
     ]
+    return_output_ids: Annotated[bool, As("BOOL", "adds the token ids of each piece of the answer")]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
     lora_task_id: Annotated[int, As("UINT64", "the same by number, for TensorRT-LLM's clients")]
     instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]

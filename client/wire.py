@@ -50,9 +50,8 @@ class Piece:
     num_input_tokens: int | None = None  # with return_num_input_tokens
     num_cached_tokens: int | None = None  # of these, those that were not computed again
     num_output_tokens: int | None = None  # of this piece; the sum over all pieces is the answer's
-    # the tokens of this piece and their log-probabilities (return_log_probs)
-    output_ids: tuple[int, ...] = ()
-    output_log_probs: tuple[float, ...] = ()
+    output_ids: tuple[int, ...] = ()  # the tokens of this piece (return_output_ids, return_log_probs)
+    output_log_probs: tuple[float, ...] = ()  # theirs (return_log_probs)
     cum_log_probs: float | None = None  # their sum from the beginning
     top_ids: tuple[tuple[int, ...], ...] = ()  # [token][rank] (num_top_log_probs)
     top_log_probs: tuple[tuple[float, ...], ...] = ()

@@ -7,21 +7,23 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import setproctitle
 import uvicorn
 
-from client.async_client import AsyncClient
-from client.retries import Retries
 from front.app import App
+from front.health import is_up
 from front.keys import VARIABLE, Keys, read_keys
+from front.lasting import LastingClient, Patience
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
 from python_backends.linux.process_group import ASK
 from python_backends.settings import ROOT, Settings, SettingsError, read_settings
 from python_backends.watching.board import FRONT, Board
+from python_backends.watching.launcher_record import is_draining
 from python_backends.wires.run_directory import SETTINGS
 
 log = logging.getLogger("gapless.front")
@@ -54,7 +56,12 @@ async def serve(settings: Settings, run_directory: Path) -> None:
     url = f"{in_url(LOOPBACK if ip == ALL_IPV4 else ip)}:{settings.server.grpc_port}"
     board = Board.inherited()
     model = Model(settings, board)
-    async with AsyncClient(url, retries=Retries(attempts=1)) as client:
+    patience = Patience(
+        is_up=partial(is_up, run_directory, settings.server.http_port),
+        is_ending=partial(is_draining, board),
+        longest_s=settings.server.ready_s,
+    )
+    async with LastingClient(url, patience) as client:
         server = uvicorn.Server(
             uvicorn.Config(
                 App(settings, run_directory, model, client, keys),

@@ -196,6 +196,7 @@ class Supervisor:
     def _meanwhile(self) -> None:
         """To be done several times a second while a model is loaded. Raises StopError."""
         self._patiently(self._instances.heal)
+        self._patiently(self._front.heal)
         if self._signals:
             raise StopError
 
@@ -214,6 +215,7 @@ class Supervisor:
 
     def _check_restart(self) -> None:
         self._instances.heal()
+        self._front.heal()  # it waits for the server, with its clients
         self._server.go_on()
         if self._server.has_ended:
             self._server_failures.book(was_ready=False)

@@ -152,6 +152,9 @@ class Request(Noun, frozen=True, eq=False):
     priority: int = 0  # larger first
     subject: Subject | None = None  # stays with the scheduler model; None: lengths aren't predicted
     adapter: AdapterVersion = BASE  # stays the same through evictions, moves and restarts
+    wants_output_ids: bool = False
+    # the first tokens of the answer, which its client has from another server, or an earlier life of this one
+    delivered: tuple[int, ...] = ()
 
     @property
     def max_total_tokens(self) -> int:
@@ -218,6 +221,7 @@ class TokenWindow(Noun, frozen=True, eq=False):
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
     num_cached_tokens: int = 0  # of the prompt: those whose KV blocks were kept from other requests
+    wants_output_ids: bool = False
 
     @property
     def is_probe(self) -> bool:

@@ -27,6 +27,7 @@ class TokenLogProbs:
 
 # from an engine that doesn't report them
 UNKNOWN = TokenLogProbs(math.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
+DELIVERED = TokenLogProbs(0.0, UNKNOWN.top_ids, UNKNOWN.top)  # the client has them already
 
 
 def by_row(scores: RowLogProbs | None) -> dict[int, TokenLogProbs]:
@@ -41,13 +42,16 @@ def by_row(scores: RowLogProbs | None) -> dict[int, TokenLogProbs]:
 
 
 class StreamLogProbs:
-    def __init__(self, num_top: int) -> None:
+    def __init__(self, num_top: int, num_delivered: int = 0) -> None:
+        """The first `num_delivered` tokens have no values, and add nothing to the sum."""
         self._num_top = num_top
         # 12 bytes a token, and 8 for each top one
         self._chosen = array("f")
         self._sums = array("d", [0.0])  # over the first i tokens
         self._top_ids = array("i")  # [tokens · num_top]
         self._top = array("f")  # [tokens · num_top]
+        for _ in range(num_delivered):
+            self.append(DELIVERED)
 
     def append(self, scores: TokenLogProbs) -> None:
         self._chosen.append(scores.chosen)

@@ -78,9 +78,11 @@ class Stream:
         self.prefix_keys = prefix_keys  # of its prompt's blocks, for the router; None: they are not made yet
         self.sender = sender
         self.context_tokens = context_tokens  # tokens before num_acked that decide the text after them
-        self.tokens: list[int] = []
+        self.tokens: list[int] = list(request.delivered)
         self.log_probs = (
-            StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
+            StreamLogProbs(request.sampling.num_top_log_probs, len(self.tokens))
+            if request.sampling.log_probs
+            else None
         )
         # index -> token, finish and more that came before its turn
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}
@@ -92,7 +94,7 @@ class Stream:
         self.num_prefilled = 0  # tokens of the answer that the slot begins with: computed again, or copied
         self.finish = Finish.RUNNING
         self.error = ""
-        self.num_sent = 0
+        self.num_sent = len(self.tokens)  # its client has the text of what was delivered before
         self.num_acked = 0
         self.num_cached = 0  # tokens of the prompt that were found in kept KV blocks
         self.unacked_ns: deque[int] = deque()  # when each unconfirmed window was sent
@@ -229,6 +231,7 @@ class Stream:
             log_probs=None if scores is None else scores.since(num_sent),
             cum_log_prob=0.0 if scores is None else scores.sum(num_sent),
             num_cached_tokens=self.num_cached,
+            wants_output_ids=request.wants_output_ids,
         )
 
     def _echo(self) -> str:

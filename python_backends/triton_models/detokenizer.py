@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.linux.pauses import AwakeClock
 from python_backends.nouns.messages import reader
-from python_backends.nouns.request import LEAST_LOG_PROB, Feedback, Finish, Idle, LogProbs, TokenWindow
+from python_backends.nouns.request import LEAST_LOG_PROB, Feedback, Finish, Idle, Ids, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.life import Life, watched
@@ -180,10 +180,11 @@ def _spans(trace_url: str) -> TraceSpans | None:
 
 
 def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:
-    """Whether there are new tokens whose count or log-probabilities the
+    """Whether there are new tokens whose count, ids or log-probabilities the
     client wants; their text may come later.
     """
-    counts = window.num_output_tokens >= 0 and not window.silent and num_new_tokens(window, piece) > 0
+    is_asked = window.num_output_tokens >= 0 or window.wants_output_ids
+    counts = is_asked and not window.silent and num_new_tokens(window, piece) > 0
     return counts or (scores is not None and len(scores.chosen) > 0)
 
 
@@ -209,7 +210,17 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
     if window.num_output_tokens >= 0:
         count = num_new_tokens(window, piece)
         outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))
-    return pb_utils.InferenceResponse(outputs if scores is None else [*outputs, *_log_probs(window, scores)])
+    if scores is not None:
+        outputs += _log_probs(window, scores)
+    elif window.wants_output_ids and (count := num_new_tokens(window, piece)):
+        outputs.append(pb_utils.Tensor("output_ids", np.ascontiguousarray(_new_ids(window, count))))
+    return pb_utils.InferenceResponse(outputs)
+
+
+def _new_ids(window: TokenWindow, count: int) -> Ids:
+    """Returns the first `count` of the tokens that are new: [1, 1, count]."""
+    first = max(0, window.num_sent - window.start)
+    return window.tokens[None, None, first : first + count]
 
 
 def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
@@ -221,8 +232,7 @@ def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
         "cum_log_probs": np.array([window.cum_log_prob + scores.chosen.sum(dtype=np.float64)], np.float32)
     }
     if count:
-        first = max(0, window.num_sent - window.start)
-        tensors["output_ids"] = window.tokens[None, first : first + count]
+        tensors["output_ids"] = _new_ids(window, count)[0]
         tensors["output_log_probs"] = scores.chosen[None]
     if count and scores.num_top:
         tensors["top_ids"] = scores.top_ids.reshape(count, -1)

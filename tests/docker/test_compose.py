@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(600)
 SHORT = {"text_input": "def write(", "max_tokens": 8, "min_tokens": 8}
 HOW = {"is killed": signal.SIGKILL, "stands still": signal.SIGSTOP}
 ROW = re.compile(
-    r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| (\d+) s \|$", re.MULTILINE
+    r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| [^|]+ \| (\d+) s \|$",
+    re.MULTILINE,
 )
 FAILURES = ROW.findall((ROOT / "docs/operations.md").read_text())
 

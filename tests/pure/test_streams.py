@@ -52,6 +52,23 @@ def test_tokens_of_an_earlier_life_are_dropped_and_the_request_goes_on_behind_wh
     assert house.received(1) == [50, 51]
 
 
+def test_a_stream_whose_client_has_its_first_tokens_goes_on_after_them() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    assert house.accept(
+        1, delivered=(50, 51), echo="go", sampling={"log_probs": True, "num_top_log_probs": 1}
+    )
+    assert house.submitted[-1].delivered.tolist() == [50, 51]
+    house.start(1)
+    house.tokens((1, 0, 1, 99, Finish.RUNNING), (1, 0, 2, 52, Finish.LENGTH))
+    house.turn()
+    (window,) = house.windows(1)
+    assert (window.tokens.tolist(), window.start, window.num_sent) == ([50, 51, 52], 0, 2)
+    assert (window.finish, window.echo, window.cum_log_prob) == (Finish.LENGTH, "", 0.0)
+    assert window.log_probs is not None
+    assert len(window.log_probs.chosen) == 1
+
+
 def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
     house = running(max_open=1)
     assert not house.accept(2)

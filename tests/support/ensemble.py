@@ -81,7 +81,7 @@ def inputs_of(request: Any) -> dict[str, Any]:
     found = {}
     for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True):
         values = _values(tensor.datatype, data)
-        is_list = tensor.name in ("stop_words", "bad_words", "stop_token_ids", "input_ids")
+        is_list = tensor.name in ("stop_words", "bad_words", "stop_token_ids", "input_ids", "delivered_ids")
         found[tensor.name] = tuple(values) if is_list else values[0]
     return found
 

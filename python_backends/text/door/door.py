@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Encoding
 
 from python_backends.checkpoint.source import CheckpointError
@@ -142,11 +143,11 @@ class Door:
         return not self.encoder.is_special(int(ids[-1]))
 
     def _request(self, values: Values, prompt: Prompt, arrival_ns: int) -> Request:
-        timeout_us = values["timeout"]
+        timeout_us, sampling = values["timeout"], self._sampling(values, prompt)
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
             prompt=prompt.ids,
-            sampling=self._sampling(values, prompt),
+            sampling=sampling,
             stop_words=values["stop_words"],
             stream=values["stream"],
             continues_text=prompt.continues_text,
@@ -158,7 +159,24 @@ class Door:
             priority=values["request_priority"],
             subject=self._subject(values, prompt) if self.names_subjects else None,
             adapter=adapter_of(values, self.engine.adapters),
+            wants_output_ids=values["return_output_ids"],
+            delivered=self._delivered(values, sampling.max_tokens),
         )
+
+    def _delivered(self, values: Values, max_tokens: int) -> tuple[int, ...]:
+        """Raises RefusedError."""
+        delivered: tuple[int, ...] = values["delivered_ids"]
+        if not delivered:
+            return ()
+        if not values["stream"]:
+            raise RefusedError(f"delivered_ids = {len(delivered)} ids: needs stream = true")
+        if len(delivered) >= max_tokens:
+            raise RefusedError(
+                f"delivered_ids = {len(delivered)} ids: must be fewer than max_tokens, which is {max_tokens}"
+                " here"
+            )
+        self._check_rows("delivered_ids", np.array(delivered, np.int32))
+        return delivered
 
     def _subject(self, values: Values, prompt: Prompt) -> Subject:
         whole = values["instruction"]

@@ -58,6 +58,9 @@ FIELDS: dict[str, Field] = {
     "text_input_is_rendered": Field(
         "BOOL", "true: text_input is a whole prompt, and special tokens in it are meant as such"
     ),
+    "delivered_ids": Field(
+        "INT32", "the first tokens of the answer, which goes on after them", (), 0, LAST_TOKEN, is_list=True
+    ),
     "instruction": Field("STRING", "what the text asks for: for predicting the answer's length", most=4096),
     # the length of the answer
     "max_tokens": Field("INT32", "longest answer, in tokens; -1: until the context ends", least=1, also=-1),
@@ -116,6 +119,7 @@ FIELDS: dict[str, Field] = {
     ),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
+    "return_output_ids": Field("BOOL", "adds the token ids of each response", False),
     # which adapter is used, and the priority
     "lora_name": Field("STRING", "the adapter to answer with, or name@version", "", most=256),
     "lora_task_id": Field("UINT64", "the same, of an adapter whose name is a number", most=(1 << 64) - 1),

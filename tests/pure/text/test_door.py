@@ -462,6 +462,18 @@ def test_a_prompt_is_a_text_or_messages() -> None:
     assert str(answer).endswith("given, text_input and messages and input_ids were")
 
 
+def test_an_answer_may_go_on_after_its_first_tokens() -> None:
+    request = taken(delivered_ids=np.array([[5, 6]], np.int32), stream=True, max_tokens=3)
+    assert (request.delivered, request.sampling.max_tokens) == ((5, 6), 3)
+    assert not request.wants_output_ids
+    assert taken(return_output_ids=True).wants_output_ids
+    assert refused(delivered_ids=[5, 6]) == "delivered_ids = 2 ids: needs stream = true"
+    assert refused(delivered_ids=[5, 6], stream=True, max_tokens=2) == (
+        "delivered_ids = 2 ids: must be fewer than max_tokens, which is 2 here"
+    )
+    assert refused(delivered_ids=[5, 448], stream=True).startswith("delivered_ids[1] = 448: must be a whole")
+
+
 RENDERED = "<|user|>hello <think><|end|><|assistant|>"
 
 

@@ -109,6 +109,19 @@ def test_streams_are_forgotten_once_in_a_while_and_not_at_every_window(
     assert model._asked_s == {4: now_s - 1, 5: now_s}
 
 
+@pytest.mark.parametrize(("wants", "expected"), [(False, None), (True, [[[66, 67]]])])
+def test_the_ids_of_new_tokens_are_for_those_who_want_them(model: Any, wants: bool, expected: Any) -> None:
+    from python_backends.text.detokenize.detokenizer import Piece
+    from python_backends.triton_models.detokenizer import _response, _tells_of_tokens
+
+    ids = np.array([64, 65, 66, 67, 68], np.int32)
+    window = TokenWindow(1, ids, start=3, num_sent=5, wants_output_ids=wants)
+    piece = Piece("", stopped_at=7)  # the last token is after the stop word
+    assert _tells_of_tokens(window, piece, None) == wants
+    tensors = {tensor.own_name: tensor.values for tensor in _response(window, piece, None).output_tensors}
+    assert (tensors["output_ids"].tolist() if wants else tensors.get("output_ids")) == expected
+
+
 def test_log_probabilities_that_an_engine_does_not_tell_are_numbers(model: Any) -> None:
     from python_backends.triton_models import detokenizer
 

@@ -1,0 +1,161 @@
+"""Answers that outlast the server: the request is sent again with the tokens that came before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from client.errors import FailedError, GaplessError, RefusedError, UnavailableError
+from client.retries import Retries
+from client.wire import Piece, request_message
+from front import lasting
+from front.lasting import LastingClient, Patience
+from tests.support.ensemble import Ensemble, inputs_of, response, whole
+
+TOKENS = tuple(range(20, 29))
+LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+@dataclass
+class Mortal(Ensemble):
+    """Answers with TOKENS, each a piece of its own. The first `num_deaths` attempts end after `life` tokens,
+    with `says` in the stream or else a lost connection.
+    """
+
+    num_deaths: int = 1
+    life: int = 4
+    says: str = ""
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        """As Triton's service."""
+        asked = inputs_of(next(requests))
+        self.asked.append(asked)
+        pieces = [
+            Piece(f"{token} ", "length" * (token == TOKENS[-1]), 3, len(self.asked), 1, (token,))
+            for token in TOKENS[len(asked.get("delivered_ids", ())) :]
+        ]
+        is_last_life = len(self.asked) <= self.num_deaths
+        for piece in pieces[: self.life if is_last_life else None] if asked["stream"] else []:
+            yield response(piece)
+        if is_last_life and self.says:
+            yield from Ensemble(error=self.says).ModelStreamInfer(iter([_request()]), context)
+        elif is_last_life:
+            context.abort(*LOST)
+        elif not asked["stream"]:
+            yield response(whole(pieces))
+
+
+def _request() -> Any:
+    return request_message("x", True, {})
+
+
+class World:
+    """A server that is away for some looks at it after each death."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lasting, "PAUSES", Retries(first_s=0.01, most_s=0.01))
+        monkeypatch.setattr(lasting, "LOOK_EVERY_S", 0.01)
+        self.num_looks = 0
+        self.looks_away = 3
+        self.is_ending = False
+        self.longest_s = 60.0
+
+    def is_up(self) -> bool:
+        self.num_looks += 1
+        return self.num_looks > self.looks_away
+
+    def pieces(self, ensemble: Ensemble, is_streamed: bool = True) -> list[Piece]:
+        server = grpc.server(futures.ThreadPoolExecutor(4))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            return asyncio.run(self._ask(f"127.0.0.1:{port}", is_streamed))
+        finally:
+            server.stop(0)
+
+    async def _ask(self, url: str, is_streamed: bool) -> list[Piece]:
+        patience = Patience(self.is_up, lambda: self.is_ending, self.longest_s)
+        async with LastingClient(url, patience) as client:
+            if is_streamed:
+                return [piece async for piece in client.stream("go on", seed=3)]
+            return [await client.generate("go on", seed=3)]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.mark.parametrize("says", ["", "Stub process 'a' is not healthy.", "a part was lost [failed]"])
+def test_a_stream_goes_on_after_the_tokens_that_came(world: World, says: str) -> None:
+    ensemble = Mortal(num_deaths=2, says=says)
+    pieces = world.pieces(ensemble)
+    assert [token for piece in pieces for token in piece.output_ids] == list(TOKENS)
+    assert "".join(piece.text for piece in pieces) == "".join(f"{token} " for token in TOKENS)
+    assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, TOKENS[:4], TOKENS[:8]]
+    assert {asked["seed"] for asked in ensemble.asked} == {3}
+    assert {piece.num_cached_tokens for piece in pieces} == {1}, "what the first attempt found"
+    assert world.num_looks > 3
+
+
+def test_a_whole_answer_begins_anew(world: World) -> None:
+    ensemble = Mortal()
+    (piece,) = world.pieces(ensemble, is_streamed=False)
+    assert piece.output_ids == TOKENS
+    assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, None]
+
+
+def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
+    ensemble = Mortal(num_deaths=100, life=0)
+    with pytest.raises(UnavailableError, match="Socket closed"):
+        world.pieces(ensemble)
+    assert len(ensemble.asked) == lasting.MAX_LOST
+
+
+def test_one_that_fails_inside_again_and_again_is_given_up_sooner(world: World) -> None:
+    ensemble = Mortal(num_deaths=100, life=0, says="it could not be computed [failed]")
+    with pytest.raises(FailedError, match="could not be computed"):
+        world.pieces(ensemble)
+    assert len(ensemble.asked) == lasting.MAX_FAILED
+
+
+@pytest.mark.parametrize(
+    ("says", "kind"),
+    [
+        ("top_p = 2: must be at most 1 [invalid_value]", RefusedError),
+        ("too many open requests [queue_full]", UnavailableError),
+        ("the server is shutting down [shutting_down]", UnavailableError),
+    ],
+)
+def test_what_is_no_loss_is_said_at_once(world: World, says: str, kind: type[GaplessError]) -> None:
+    ensemble = Mortal(num_deaths=100, life=0, says=says)
+    with pytest.raises(kind):
+        world.pieces(ensemble)
+    assert len(ensemble.asked) == 1
+
+
+def test_a_full_queue_is_waited_for_by_an_answer_that_has_begun(world: World) -> None:
+    ensemble = Mortal(num_deaths=2, says="too many open requests [queue_full]")
+    assert world.pieces(ensemble)[-1].finish_reason == "length"
+
+
+def test_a_server_that_stays_away_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
+    world.looks_away, world.longest_s = 10**9, 0.3
+    ensemble = Mortal()
+    with pytest.raises(UnavailableError, match="Socket closed"):
+        world.pieces(ensemble)
+    assert len(ensemble.asked) == 1
+
+
+def test_a_server_that_drains_does_not_come_back(world: World) -> None:
+    world.looks_away, world.is_ending = 10**9, True
+    with pytest.raises(UnavailableError):
+        world.pieces(Mortal())
