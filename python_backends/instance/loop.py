@@ -137,15 +137,18 @@ class Instance:
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
     def _collect(self) -> list[FromInstance]:
-        """What the oldest launched step has given: its tokens, and the requests that fail."""
+        """What the oldest launched step has given: hidden states at the ends of prompts, its tokens, and the
+        requests that fail.
+        """
         output = self.engine.collect()
         plan = self._launched.popleft()
         self._observe(plan, output)
+        states = self.scheduler.prompt_states(plan, output)
         tokens = self.scheduler.apply(plan, output)
         failed = self.scheduler.take_failed()
         for each in failed:
             log.warning("request %d fails: %s", each.request_id, each.error)
-        return [*([tokens] if len(tokens.tokens) else []), *failed]
+        return [*([states] if states is not None else []), *([tokens] if len(tokens.tokens) else []), *failed]
 
     def _observe(self, plan: StepPlan, output: StepOutput) -> None:
         """How long a step took that was collected just now, and the gap before it."""

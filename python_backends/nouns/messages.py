@@ -43,7 +43,7 @@ from python_backends.nouns.request import (
     Request,
     WaitReason,
 )
-from python_backends.nouns.step import Evicted, Started, Tokens
+from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
 
 Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
@@ -179,7 +179,18 @@ class Load(Noun, frozen=True):
 
 ToInstance = Hello | Submit | Predicted | Cancel | Reserve | MoveOut | AbortMove | Resume
 FromInstance = (
-    Hello | Started | Evicted | Tokens | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
+    Hello
+    | Started
+    | Evicted
+    | PromptStates
+    | Tokens
+    | Load
+    | Failed
+    | Reserved
+    | Refused
+    | Held
+    | Adopted
+    | MoveEnded
 )
 BetweenInstances = Blocks | Last | Ack | Nak
 

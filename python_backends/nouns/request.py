@@ -272,6 +272,8 @@ class ModelLimits(Noun, frozen=True):
     max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
     adapters: tuple[AdapterVersion, ...] = ()  # that can be asked for; of a name, the newest is the last
+    # after so many layers, the hidden state at the end of each prompt is given; 0: it is not
+    state_layer: int = 0
 
     def most_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:
         """What a request may come to hold, its prompt and its answer."""

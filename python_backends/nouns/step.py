@@ -17,7 +17,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import BASE, AdapterVersion, Ids, LogProbs, Noun, Sampling
+from python_backends.nouns.request import BASE, AdapterVersion, Floats, Ids, LogProbs, Noun, Sampling
 
 _RUNS = count()  # of this process: no two schedulers over one engine give a number twice
 
@@ -146,6 +146,9 @@ class StepOutput:
     log_probs: RowLogProbs | None = None  # None: no request asks
     busy_s: float = 0.0  # from the start of its forward pass until its tokens were chosen
     gap_s: float = 0.0  # that the device had been idle before it
+    # [prompts, hidden] the hidden state, after `ModelLimits.state_layer` layers, at the last token of each
+    # chunk that samples, in the plan's order; None: there is none
+    states: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,21 @@ class Evicted(Noun, frozen=True):
 
     request_id: int
     request_epoch: int
+
+
+class PromptStates(Noun, frozen=True, eq=False):
+    """The hidden states at the end of the prompts that a step has computed, before the first token of their
+    answers.
+    """
+
+    request_ids: NDArray[np.int64]  # [n]
+    request_epochs: Ids  # [n]
+    states: Floats  # [n · hidden] one after the other
+    layer: int  # after so many layers
+
+    def by_row(self) -> Floats:
+        """[n, hidden]"""
+        return self.states.reshape(len(self.request_ids), -1)
 
 
 class Tokens(Noun, frozen=True, eq=False):

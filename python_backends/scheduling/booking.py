@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Finish, Ids
-from python_backends.nouns.step import StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import PromptStates, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.state.slots import Rows, SlotTable, rows_of
 
 
@@ -34,6 +34,25 @@ class Booking:
     def __init__(self, slots: SlotTable) -> None:
         self._table = slots
         self._last: _Rows | None = None  # of the run that is being booked
+
+    def prompt_states(self, plan: StepPlan, output: StepOutput, layer: int) -> PromptStates | None:
+        """The hidden states at the ends of prompts whose answers begin with this step's tokens, which are not
+        booked yet; None: there are none.
+        """
+        if output.states is None:
+            return None
+        samples = plan.samples[plan.num_decodes :]
+        slots, generations = (
+            part[plan.num_decodes :][samples] for part in (plan.slots, plan.slot_generations)
+        )
+        table = self._table
+        begins = table.live[slots] & (table.generations[slots] == generations)
+        begins &= table.known[slots] == table.prompts[slots]
+        slots = slots[begins]
+        if not len(slots):
+            return None
+        request_ids, request_epochs = table.request_ids[slots], table.request_epochs[slots]
+        return PromptStates(request_ids, request_epochs, output.states[begins].ravel(), layer)
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
         """Books a plan of decode rows that all still have their slots. Returns

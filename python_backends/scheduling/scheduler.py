@@ -24,7 +24,15 @@ from python_backends.nouns.request import (
     ModelLimits,
     Request,
 )
-from python_backends.nouns.step import Evicted, SlotFailure, Started, StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import (
+    Evicted,
+    PromptStates,
+    SlotFailure,
+    Started,
+    StepOutput,
+    StepPlan,
+    Tokens,
+)
 from python_backends.scheduling.adapters import LoadedAdapters
 from python_backends.scheduling.admission import Admission, Contention
 from python_backends.scheduling.booking import Booking
@@ -245,6 +253,12 @@ class SlotScheduler:
             )
         self._finish(ended)
         return tokens
+
+    def prompt_states(self, plan: StepPlan, output: StepOutput) -> PromptStates | None:
+        """The hidden states at the ends of prompts that the oldest launched step, which is not applied yet,
+        has computed. None: there are none.
+        """
+        return self._booking.prompt_states(plan, output, self.limits.state_layer)
 
     def take_started(self) -> list[Started]:
         """The requests that got a slot since the last call."""

@@ -48,6 +48,13 @@ class Settings:
         return self.prediction.enabled and self.scheduling.uses_lengths
 
     @property
+    def exports_states(self) -> bool:
+        """Whether engines give the hidden state at the end of each prompt: if lengths are predicted from
+        it.
+        """
+        return self.predicts_lengths and self.prediction.states
+
+    @property
     def packages_of_others(self) -> set[str]:
         """The packages in which the settings of the form module:NAME are found."""
         named = (self.engine.kind, self.scheduling.policy, self.cluster.policy)

@@ -190,7 +190,9 @@ class Model:
 class Computed:
     """A model by the operation, of all rows or the logits of the sampled ones."""
 
-    def __init__(self, operation: FusedOperation, model: Model, *, to_logits: bool = False) -> None:
+    def __init__(
+        self, operation: FusedOperation, model: Model, *, to_logits: bool = False, state_layer: int = 0
+    ) -> None:
         self._model = model
         self._parameters: list[Node] = []
         x = self._input("x", [-1, 1, HIDDEN], ov.Type.f32)
@@ -200,10 +202,12 @@ class Computed:
         for index, layer in enumerate(model.layers):
             caches = [self._input(f"{index}.{part}", shape, ov.Type.bf16) for part in ("key", "value")]
             layers.add(layer, caches)
-        node = (
+            if index + 1 == state_layer:
+                layers.give_states()
+        nodes = (
             operation.scores(x, layers, model.norm, model.head) if to_logits else operation.after(x, layers)
         )
-        whole = ov.Model([ops.result(node)], self._parameters, "one operation")
+        whole = ov.Model([ops.result(node) for node in nodes], self._parameters, "one operation")
         options = {"INFERENCE_PRECISION_HINT": "bf16"}
         self._request = ov.Core().compile_model(whole, "CPU", options).create_infer_request()
 
@@ -239,7 +243,10 @@ class Computed:
                 caches.append(bits)
                 self._request.set_tensor(f"{index}.{name}", ov.Tensor(bits, list(bits.shape), ov.Type.bf16))
         self._request.infer()
-        return torch.from_numpy(np.array(self._request.get_output_tensor(0).data))[:, 0]
+        return self.output(0)
+
+    def output(self, index: int) -> Tensor:
+        return torch.from_numpy(np.array(self._request.get_output_tensor(index).data))[:, 0]
 
     def _input(self, name: str, shape: list[int], kind: ov.Type) -> Node:
         parameter = ops.parameter(shape, kind, name=name)
@@ -317,6 +324,21 @@ def test_the_sampled_rows_have_the_logits_of_all_layers(operation: FusedOperatio
     rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
     got = Computed(operation, model, to_logits=True)(ALL)
     torch.testing.assert_close(got, model.logits(torch.stack(rows)), rtol=2**-6, atol=0.1)
+
+
+@pytest.mark.parametrize("to_logits", [True, False])
+@wanted
+def test_the_sampled_rows_have_the_hidden_states_of_the_layers_asked_for(
+    operation: FusedOperation, to_logits: bool
+) -> None:
+    torch.manual_seed(2)
+    heads = HEADS["grouped"]
+    model = Model(heads, [random_layer(heads), random_layer(heads, window=32), random_layer(heads)])
+    whole, without = (Computed(operation, model, to_logits=to_logits, state_layer=layer) for layer in (2, 0))
+    assert torch.equal(whole(ALL), without(ALL)), "the result is what it is without them"
+    model.layers = model.layers[:2]
+    rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
+    torch.testing.assert_close(whole.output(1), torch.stack(rows), rtol=2**-6, atol=0.1)
 
 
 @wanted

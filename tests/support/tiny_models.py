@@ -48,11 +48,17 @@ from transformers import (
 
 from python_backends.engine.protocol import Engine
 from python_backends.engine.torch.engine import TorchEngine
-from python_backends.nouns.request import Finish, Ids, Request, Sampling
+from python_backends.nouns.request import Finish, Floats, Ids, Request, Sampling
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.view import Reserve
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    PredictionSettings,
+    SchedulingSettings,
+    Settings,
+)
 
 VOCABULARY = 512
 BFLOAT16_REGRET = 0.03  # measured: 0.0001 to 0.006 over all models and engines
@@ -293,9 +299,12 @@ class TinyModel:
         device = engine.pop("device", "cpu")
         weights = engine.pop("weights", "same")
         max_model_tokens = engine.pop("max_model_tokens", 0)
+        states = engine.pop("states", True)
         model = ModelSettings(str(self.directory), dtype, weights, device, max_model_tokens)
         return Settings(
-            model=model, engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine)
+            model=model,
+            engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine),
+            prediction=PredictionSettings(states=states),
         )
 
     def engine(self, **engine: Any) -> TorchEngine:
@@ -374,6 +383,7 @@ class Serving:
         self.ahead = ahead
         self.answers: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
+        self.states: dict[int, Floats] = {}  # at the ends of the prompts
         self.num_steps = 0
         self._launched: list[Any] = []
 
@@ -400,7 +410,11 @@ class Serving:
         return self.answers
 
     def _apply(self, plan: Any) -> None:
-        events = self.scheduler.apply(plan, self.engine.collect())
+        output = self.engine.collect()
+        states = self.scheduler.prompt_states(plan, output)
+        if states is not None:
+            self.states.update(zip(states.request_ids.tolist(), states.by_row(), strict=True))
+        events = self.scheduler.apply(plan, output)
         for request_id, token, finish in zip(events.request_ids, events.tokens, events.finishes, strict=True):
             self.answers[int(request_id)].append(int(token))
             if finish != Finish.RUNNING:

@@ -15,6 +15,8 @@ from python_backends.engine.model.loading import DTYPES, refused
 from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
+# of the layers, after which the hidden state says most about the length of the answer (docs/prediction.md)
+STATE_DEPTH = 0.6
 RETENTION = 2  # blocks for finished prefixes: as many again as all slots can use
 
 
@@ -63,6 +65,7 @@ def model_limits(settings: Settings, facts: ModelFacts, measured_blocks: int | N
         block_tokens=size,
         fingerprint=fingerprint_of(settings),
         row_multiple=ROW_MULTIPLE if settings.model.device == "cpu" else WITH_TILES,
+        state_layer=_state_layer(facts.num_layers) if settings.exports_states else 0,
     )
 
 
@@ -78,6 +81,11 @@ def fingerprint_of(settings: Settings) -> str:
         return fingerprint(source, model.dtype, model.weights, model.device.partition(":")[0])
     except CheckpointError as error:
         raise refused(source, error) from error
+
+
+def _state_layer(num_layers: int) -> int:
+    """After how many layers; 0 where there is no layer after them."""
+    return round(STATE_DEPTH * num_layers) if num_layers > 1 else 0
 
 
 def _num_blocks(

@@ -33,7 +33,7 @@ from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.known_fault import refuse_own_layers
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.nouns.request import Ids
+from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
@@ -54,7 +54,7 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, facts)
         weights = open_weights(settings, facts)
         description = describe(facts, weights, declared_tokens(settings, facts))
-        graph = _graph(settings, description, self.limits.max_model_tokens)
+        graph = _graph(settings, description, self.limits)
         whole = graph.build(quantise_if_asked(take_layers(facts, weights), settings.model.weights))
         wants_padding = graph.wants_padding
         if wants_padding:  # some layers are OpenVINO's
@@ -104,13 +104,14 @@ class OpenVINOEngine:
         return caches
 
 
-def _graph(settings: Settings, model: Model, num_positions: int) -> Graph:
+def _graph(settings: Settings, model: Model, limits: ModelLimits) -> Graph:
     wanted = settings.engine.fused_layers == "on" and settings.model.dtype == "bfloat16"
     library = fused_layer.library() if wanted else None
     if library is None:
-        return Graph(model, num_positions)
+        return Graph(model, limits.max_model_tokens, limits.state_layer)
     use_faster_cache(library)
-    return FusedGraph(model, num_positions, FusedOperation(library))
+    operation = FusedOperation(library)
+    return FusedGraph(model, limits.max_model_tokens, operation, limits.state_layer)
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:

@@ -13,12 +13,11 @@ from typing import Any
 
 import openvino as ov
 import torch
-from openvino import opset15 as ops
 from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
 from python_backends.engine.model.description import Activation, Heads, Layer, Linear, Model, Norm, NormKind
-from python_backends.engine.openvino.graph import Graph, Node, floats, integer, output
+from python_backends.engine.openvino.graph import Graph, Node, floats, output
 
 TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
 PANEL = 32  # two tiles; rows that are multiplied at once
@@ -29,8 +28,10 @@ Parts = dict[str, Node]  # of the operation, by the names that it knows
 
 
 class FusedGraph(Graph):
-    def __init__(self, model: Model, num_positions: int, operation: FusedOperation) -> None:
-        super().__init__(model, num_positions)
+    def __init__(
+        self, model: Model, num_positions: int, operation: FusedOperation, state_layer: int = 0
+    ) -> None:
+        super().__init__(model, num_positions, state_layer)
         self._operation = operation
         self._tables = [floats(table) for rotary in model.rotaries for table in rotary.tables(num_positions)]
 
@@ -38,18 +39,31 @@ class FusedGraph(Graph):
         x, run = self.embedded(), self._no_layers()
         self.wants_padding = False
         for index, layer in enumerate(layers):
+            if index and index == self._state_layer:
+                if run.num_layers:
+                    run.give_states()
+                else:
+                    self._states = self.sampled(x)
             if fits(layer, self.model.heads):
                 run.add(layer, self.caches(index))
             else:
                 self.wants_padding = True
-                x = self.layer(self._operation.after(x, run), index, layer)
+                x = self.layer(self._after(x, run), index, layer)
                 run = self._no_layers()
         norm, head = self.model.norm, self.model.head
         if run.num_layers and _is_rms(norm) and _is_packable(head):
-            return self._operation.scores(x, run, norm, head)
+            return self._kept(*self._operation.scores(x, run, norm, head))
         self.wants_padding = True
-        x = self._operation.after(x, run)
-        return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))
+        return self.head(self.sampled(self._after(x, run)))
+
+    def _after(self, x: Node, run: FusedLayers) -> Node:
+        """x as the layers of `run` leave it."""
+        return self._kept(*self._operation.after(x, run)) if run.num_layers else x
+
+    def _kept(self, first: Node, states: Node | None = None) -> Node:
+        """`first`; hidden states are kept where the operation gives them."""
+        self._states = self._states if states is None else states
+        return first
 
     def _no_layers(self) -> FusedLayers:
         return FusedLayers(self.model.heads, [self.inputs[name] for name in READ], self._tables)
@@ -69,6 +83,7 @@ class FusedLayers:
             "rotaries": [],
             "gelus": [],
             "residual_scales": [],
+            "state_layer": 0,  # of these layers; 0: no hidden states are given
         }
         for index, table in enumerate(tables):
             self.parts[f"{('cos', 'sin')[index % 2]}.{index // 2}"] = table
@@ -76,6 +91,10 @@ class FusedLayers:
     @property
     def num_layers(self) -> int:
         return len(self.attributes["windows"])
+
+    def give_states(self) -> None:
+        """Hidden states of the sampled rows are given as the layers so far leave them."""
+        self.attributes["state_layer"] = self.num_layers
 
     def add(self, layer: Layer, caches: list[Node]) -> None:
         attention, up = layer.attention, layer.feed_forward.up
@@ -100,27 +119,29 @@ class FusedLayers:
 
 
 class FusedOperation:
-    """Makes nodes of it. x is [tokens, 1, hidden] of float32."""
+    """Makes nodes of it. x is [tokens, 1, hidden] of float32. Each gives its result, and hidden states
+    [sampled, 1, hidden] where the layers are to give them.
+    """
 
     def __init__(self, library: Path) -> None:
         self._operations = NodeFactory()
         self._operations.add_extension(str(library))
 
-    def after(self, x: Node, layers: FusedLayers) -> Node:
-        """x as the layers leave it."""
-        width = output(x).get_partial_shape()[2].get_length()
-        return self._node(x, layers, {}, width) if layers.num_layers else x
+    def after(self, x: Node, layers: FusedLayers) -> list[Node]:
+        """x as the layers, one at least, leave it."""
+        return self._outputs(x, layers, {}, output(x).get_partial_shape()[2].get_length())
 
-    def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> Node:
+    def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> list[Node]:
         """[sampled, 1, vocabulary] float32."""
-        return self._node(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight))
+        return self._outputs(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight))
 
-    def _node(self, x: Node, layers: FusedLayers, more: Parts, width: int) -> Node:
-        """[rows, 1, width]"""
+    def _outputs(self, x: Node, layers: FusedLayers, more: Parts, width: int) -> list[Node]:
+        """The first is [rows, 1, width]."""
         parts = layers.parts | more
         attributes = layers.attributes | {"names": list(parts), "width": width}
         inputs = [output(part) for part in (x, *layers.inputs, *parts.values())]
-        return self._operations.create("FusedLayers", inputs, attributes).output(0)
+        outputs: list[Node] = self._operations.create("FusedLayers", inputs, attributes).outputs()
+        return outputs
 
 
 def fits(layer: Layer, heads: Heads) -> bool:

@@ -6,7 +6,7 @@
 //
 // with the norms that the layer has, SiLU or GELU, and r = its residual scale;
 // at the end, where the model ends, norm(x)·Hᵀ of the rows whose logits are wanted; of these rows alone the last layer computes
-// what follows its attention.
+// what follows its attention. Hidden states of these rows are given as some of the layers leave them.
 //
 // A weight [out, in] lies in panels of 32 outputs; in U, 16 outputs of g and 16 of u take turns. A decode step reads every weight once,
 // so what counts is that reading never stops: each thread goes through panels that lie one after the other and fetches ahead of itself.
@@ -98,8 +98,9 @@ struct Memory {
     Kept<Bfloat16> normed, qkv, queries, attended, sampled, gated;
 };
 
-// Inputs: x [tokens, 1, width] float32, what it reads of a step, then what `names` has. Output, [rows, 1, width] float32: the logits of
-// the sampled rows where a head is among the inputs, else x of all rows.
+// Inputs: x [tokens, 1, width] float32, what it reads of a step, then what `names` has. Outputs, float32: the logits [rows, 1, width] of
+// the sampled rows where a head is among the inputs, else x of all rows; and, where `state_layer` is not 0, x [rows, 1, width of x] of the
+// sampled rows after so many layers.
 class FusedLayers : public ov::op::Op {
 public:
     OPENVINO_OP("FusedLayers", "gapless");
@@ -115,6 +116,7 @@ public:
           m_residual_scales(other.m_residual_scales),
           m_heads(other.m_heads),
           m_scale(other.m_scale),
+          m_state_layer(other.m_state_layer),
           m_width(other.m_width) {
         constructor_validate_and_infer_types();
     }
@@ -128,7 +130,13 @@ public:
             shape[0] = get_input_partial_shape(SAMPLED)[0];
         }
         shape[2] = m_width;
+        set_output_size(m_state_layer ? 2 : 1);
         set_output_type(0, ov::element::f32, shape);
+        if (m_state_layer) {
+            auto states = get_input_partial_shape(X);
+            states[0] = get_input_partial_shape(SAMPLED)[0];
+            set_output_type(1, ov::element::f32, states);
+        }
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
@@ -144,6 +152,7 @@ public:
         visitor.on_attribute("heads", m_heads);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("width", m_width);
+        visitor.on_attribute("state_layer", m_state_layer);
         return true;
     }
 
@@ -178,6 +187,9 @@ public:
             add_to(phases, inputs, layer, "output", attended, heads.query * heads.dim, rows, width, memory, x, y);
             x = y;
             add_feed_forward(phases, inputs, layer, rows, width, memory, y);
+            if (layer + 1 == m_state_layer) {  // never the last one before a head
+                take_sampled(phases, x, width, integers(SAMPLED), sampled, static_cast<float*>(outputs[1].data()));
+            }
         }
         if (to_logits()) {
             auto* normed = memory.normed.of(size_t(rows) * width);
@@ -321,7 +333,7 @@ private:
     std::vector<double> m_residual_scales;                // of each layer
     std::vector<int64_t> m_heads;                         // query, kv, dim
     double m_scale = 1;
-    int64_t m_width = 0;
+    int64_t m_width = 0, m_state_layer = 0;
     std::unordered_map<std::string, size_t> m_places;
 };
 

@@ -61,8 +61,11 @@ class Graph:
 
     wants_padding = True  # code is generated for each new number of rows; known after `build`
 
-    def __init__(self, model: Model, num_positions: int) -> None:
+    def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
+        """`state_layer`: after so many layers hidden states are given; 0: they are not."""
         self.model = model
+        self._state_layer = state_layer
+        self._states: Node | None = None  # [sampled, 1, hidden]; known after `scores`
         # of query, key and value
         self._widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]
         self._heads = model.heads
@@ -75,20 +78,28 @@ class Graph:
         self._rotations = [self._rotation(rotary, num_positions) for rotary in model.rotaries]
 
     def build(self, layers: Iterable[Layer]) -> ov.Model:
-        """From STEP_INPUTS and the caches of all layers to the logits [sampled, vocabulary], float32.
+        """From STEP_INPUTS and the caches of all layers to the logits [sampled, vocabulary] and, where they
+        are wanted, the hidden states [sampled, hidden], float32.
 
         Raises SettingsError where OpenVINO's paged attention can't compute what the model wants.
         """
         scores = _scaled(ops.squeeze(self.scores(layers), integer(1)), self.model.logit_scale)
         logits = _softcapped(scores, self.model.logit_softcap)
-        return ov.Model([ops.result(logits)], self._parameters, "gapless")
+        states = [] if self._states is None else [ops.squeeze(self._states, integer(1))]
+        return ov.Model([ops.result(each) for each in (logits, *states)], self._parameters, "gapless")
 
     def scores(self, layers: Iterable[Layer]) -> Node:
         """[sampled, 1, vocabulary], neither scaled nor capped"""
         x = self.embedded()
         for index, layer in enumerate(layers):
+            if index and index == self._state_layer:
+                self._states = self.sampled(x)
             x = self.layer(x, index, layer)
-        return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))
+        return self.head(self.sampled(x))
+
+    def sampled(self, x: Node) -> Node:
+        """[tokens, 1, hidden] → [sampled, 1, hidden]"""
+        return ops.gather(x, self.inputs["sampling_rows"], integer(0))
 
     def embedded(self) -> Node:
         x = ops.gather(self._embedding, self.inputs["tokens"], integer(0))

@@ -24,7 +24,7 @@ from python_backends.engine.slots.numbers import are_numbers, fail_others, have_
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
-from python_backends.nouns.request import Finish
+from python_backends.nouns.request import Finish, Floats
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 
 Logits = NDArray[np.float32]
@@ -41,6 +41,7 @@ class Step:
     logits: Logits = field(init=False)  # [sampled, vocabulary] until its infer request starts again
     tokens: NDArray[np.int64] = field(init=False)  # [sampled]
     times: Seconds = field(init=False)
+    states: Floats | None = None  # [prompts, hidden] of the chunks that sample; None: there are none
     output: StepOutput | None = None  # None: its tokens are not booked
 
     @property
@@ -102,6 +103,7 @@ class Stages:
     def choose(self, step: Step, late_s: float = 0.0) -> None:
         """Chooses the tokens of a step that was computed `late_s` ago."""
         step.logits = logits = step.request.get_output_tensor(0).data[: len(step.slots)]
+        step.states = _states(step)
         is_greedy = step.rows is GREEDY
         step.tokens = logits.argmax(-1) if is_greedy else sample(torch.from_numpy(logits), step.rows).numpy()
         step.times = self._timer.end(time.monotonic() - late_s)()
@@ -120,9 +122,23 @@ class Stages:
             result = fail_others(self._state.append(step.slots, chosen), logits, chosen, step.rows)
             tokens, finishes = result.numpy()
         step.output = StepOutput(
-            step.plan.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, *step.times
+            step.plan.number,
+            tokens.astype(np.int32),
+            finishes.astype(np.uint8),
+            scores,
+            *step.times,
+            step.states,
         )
         return step.output
+
+
+def _states(step: Step) -> Floats | None:
+    """A copy: the next step is computed into the same memory."""
+    first, last = step.plan.num_decodes, len(step.slots)
+    if first == last or len(step.request.model_outputs) == 1:
+        return None
+    states: Floats = step.request.get_output_tensor(1).data[first:last].copy()
+    return states
 
 
 def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:

@@ -128,14 +128,20 @@ class Decoder:
     """
 
     def __init__(
-        self, model: Model, layers: Iterable[Layer], num_positions: int, kernels: bool = False
+        self,
+        model: Model,
+        layers: Iterable[Layer],
+        num_positions: int,
+        kernels: bool = False,
+        state_layer: int = 0,
     ) -> None:
+        """`state_layer`: after so many layers `forward` keeps hidden states."""
         self.embedding, self.heads = model.embedding, model.heads
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
         self.head = _projection(model.head, kernels)
         self.blocks = [Block(layer, index, model.heads, dtype, kernels) for index, layer in enumerate(layers)]
-        self._kernels = kernels
+        self._kernels, self._state_layer = kernels, state_layer
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
         self.norm = ResidualNorm(model.norm, dtype, kernels)
         (self.residual_scale,) = {block.residual_scale for block in self.blocks}
@@ -153,15 +159,26 @@ class Decoder:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of
         the rows that sample, and of no others.
         """
+        return self.forward_with_states(batch, cache, None)[0]
+
+    def forward_with_states(
+        self, batch: StepBatch, cache: KVCache, state_rows: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, and the residual stream [rows, hidden] of `state_rows` [rows] after `state_layer` layers,
+        float32.
+        """
         x, step, added = self.embedded(batch.tokens), self.inputs(batch, cache), None
-        for block in self.blocks:
+        states: Tensor | None = None
+        for index, block in enumerate(self.blocks):
+            if state_rows is not None and added is not None and index == self._state_layer:
+                states = x[state_rows].float() + self.residual_scale * added[state_rows].float()
             added = block.forward(x, added, step)
         normed = self.norm.after(x, added, self.residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
-            return normed.new_empty((0, len(self.embedding)))
-        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
+            return normed.new_empty((0, len(self.embedding))), states
+        return self._cap_logits(self._scale_logits(self.head.forward(normed))), states
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The residual stream [tokens, hidden] before the first layer."""

@@ -85,7 +85,9 @@ class TorchEngine:
         self._trainable = Trainable(facts, description) if self.can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
-        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
+        self.decoder = Decoder(
+            description, layers, self.limits.max_model_tokens, self._kernels, self.limits.state_layer
+        )
         del description, layers
         shape = block_shape(settings, facts)
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
@@ -173,9 +175,9 @@ class TorchEngine:
         result = np.empty_like(step.result.numpy())
         result[:, step.order] = step.result.numpy()
         scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
-        return StepOutput(
-            step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times()
-        )
+        tokens, finishes = result[0].astype(np.int32), result[1].astype(np.uint8)
+        states = None if step.states is None else step.states.numpy()
+        return StepOutput(step.number, tokens, finishes, scores, *step.times(), states)
 
     def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
         adapter = peft_files.read(directory, root, self._adapted_model.most_bytes)
@@ -225,11 +227,14 @@ def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
 
 
 def _sent(step: LaunchedStep) -> LaunchedStep:
-    """Starts the way of its result and log-probabilities to the host."""
-    result, scores = _on_the_way(step.result), None if step.log_probs is None else _on_the_way(step.log_probs)
+    """Starts the way of its result, log-probabilities and hidden states to the host."""
+    result = _on_the_way(step.result)
+    scores, states = (
+        None if tensor is None else _on_the_way(tensor) for tensor in (step.log_probs, step.states)
+    )
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(step.result.device))
-    return replace(step, result=result, log_probs=scores, done=done)
+    return replace(step, result=result, log_probs=scores, states=states, done=done)
 
 
 def _on_the_way(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ fixed shape (`decode_step`). Owns the timer. Called by the torch engine, which r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import Batcher, StepBatcher
+from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
@@ -38,7 +38,8 @@ class LaunchedStep:
     log_probs: Tensor | None  # [asking, …] as the device packed them
     asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
     times: Callable[[], Seconds]
-    done: Any = None  # a CUDA event: result and log_probs are on the host then; None: they are
+    states: Tensor | None = None  # [prompts, hidden] of the chunks that sample; None: there are none
+    done: Any = None  # a CUDA event: all of it is on the host then; None: it is
 
 
 class StepLauncher:
@@ -98,8 +99,16 @@ class StepLauncher:
     def _flat(self, plan: StepPlan) -> LaunchedStep:
         batch = self.batcher.batch(plan)
         self.timer.begin()
-        logits = self._decoder.forward(batch, self._cache)  # [sampled, vocabulary]
-        return self._choose(plan, logits, batch.sampling_slots, batch.order)
+        logits, states = self._decoder.forward_with_states(  # [sampled, vocabulary]
+            batch, self._cache, self._prompt_rows(plan, batch)
+        )
+        return replace(self._choose(plan, logits, batch.sampling_slots, batch.order), states=states)
+
+    def _prompt_rows(self, plan: StepPlan, batch: StepBatch) -> Tensor | None:
+        """[prompts] of the batch: the last tokens of the chunks that sample."""
+        if batch.sampling_rows is None or not plan.samples[plan.num_decodes :].any():
+            return None
+        return batch.sampling_rows[plan.num_decodes :]
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> LaunchedStep:
         count, order = len(plan.slots), np.arange(len(plan.slots))

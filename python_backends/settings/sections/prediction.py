@@ -48,4 +48,9 @@ class PredictionSettings:
     relearn_s: float = setting(
         180.0, "how often the learner checks whether there are new answers to learn from", 1.0, 86_400.0
     )
+    states: bool = setting(
+        True,
+        "engines torch and openvino give the hidden state at the end of each prompt, from which the length of"
+        " its answer is predicted; false: from its text alone",
+    )
     keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")

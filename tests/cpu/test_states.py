@@ -1,0 +1,99 @@
+"""The hidden states at the ends of prompts that engines give are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from python_backends.engine.model.limits import STATE_DEPTH
+from python_backends.nouns.request import Floats, Request, Sampling
+from tests.cpu.test_fused_layer import wanted
+from tests.support.tiny_models import Serving, TinyModel, random_requests
+
+
+def expected(model: TinyModel, request: Request, layer: int) -> Floats:
+    """[hidden] of transformers, after `layer` layers, at the last token of the prompt."""
+    ids = torch.from_numpy(request.prompt.astype(np.int64))[None]
+    with torch.no_grad():
+        hidden = model.model(ids, output_hidden_states=True).hidden_states[layer]
+    state: Floats = hidden[0, -1].numpy()
+    return state
+
+
+def check(model: TinyModel, serving: Serving, requests: Iterable[Request], share: float = 1e-5) -> None:
+    """`share`: the most that a number may be off, of the largest one."""
+    layer = serving.engine.limits.state_layer
+    assert layer == round(STATE_DEPTH * model.model.config.num_hidden_layers)
+    for request in requests:
+        exact = expected(model, request, layer)
+        assert np.abs(serving.states[request.request_id] - exact).max() <= share * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("name", ["llama_grouped", "gemma3", "gpt_neox"])
+def test_each_prompt_that_ends_has_transformers_hidden_state(
+    tiny: Callable[[str], TinyModel], name: str, kind: str
+) -> None:
+    """In chunks, beside others that decode."""
+    model, requests = tiny(name), random_requests(10, seed=3)
+    serving = Serving(model.engine_of(kind), token_budget=24)
+    serving.run(requests)
+    check(model, serving, requests)
+    model.check_all(requests, serving.answers)
+
+
+@pytest.mark.parametrize("options", [{"cuda_graphs": "eager"}, {"weights": "int8"}])
+def test_other_steps_of_torch_have_it_too(one: TinyModel, options: dict[str, Any]) -> None:
+    requests = random_requests(6, seed=4)
+    serving = Serving(one.engine(**options))
+    serving.run(requests)
+    check(one, serving, requests, 0.1 if "weights" in options else 1e-5)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_openvino_has_it_whether_steps_are_ahead_or_not(one: TinyModel, ahead: int) -> None:
+    requests = random_requests(10, seed=5)
+    serving = Serving(one.openvino_engine(steps_ahead=ahead), ahead=ahead)
+    serving.run(requests)
+    check(one, serving, requests)
+
+
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+def test_a_prompt_that_is_found_whole_in_kept_blocks_has_the_same(one: TinyModel, kind: str) -> None:
+    prompt = np.arange(3, 99, dtype=np.int32)  # whole blocks
+    first, second = (Request(number, prompt, Sampling(max_tokens=3)) for number in (1, 2))
+    serving = Serving(one.engine_of(kind), token_budget=256)
+    serving.run([first])
+    serving.run([second])
+    check(one, serving, [first, second])
+
+
+def test_a_request_that_goes_on_after_its_first_tokens_gives_none(one: TinyModel) -> None:
+    """Its state was given before its first token."""
+    request = random_requests(1, seed=6)[0]
+    answer = Serving(one.engine()).run([request])[request.request_id]
+    serving = Serving(one.engine())
+    serving.submit(request, answer[:5])
+    assert serving.run() == {request.request_id: answer}
+    assert serving.states == {}
+
+
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+def test_none_is_given_where_the_settings_want_none(one: TinyModel, kind: str) -> None:
+    engine = one.engine_of(kind, states=False)
+    serving = Serving(engine)
+    serving.run(random_requests(3, seed=7))
+    assert engine.limits.state_layer == 0
+    assert serving.states == {}
+
+
+@wanted
+def test_fused_layers_give_those_of_bfloat16(one: TinyModel) -> None:
+    requests = random_requests(10, seed=8)
+    fused = Serving(one.openvino_engine(dtype="bfloat16", fused_layers="on"))
+    fused.run(requests)
+    check(one, fused, requests, 0.1)
