@@ -47,6 +47,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "migration": ("python_backends",),
     "ninth_task": (*SERVED, "models", "docs/examples/remove_comments.jsonl"),
     "peers": SERVED,
+    "real_lengths": (*PREDICTED, "benchmarks/real_prompts"),
     "scheduling": ("python_backends", "models/bundled"),
     "token_gap": ("python_backends",),
     "triton_cost": (*SERVED, "benchmarks/peers"),

@@ -43,6 +43,11 @@ class Source(Enum):
     HISTORY = "history"  # recent answers to the same instruction; for every request, before the run
     SERVED = "served"  # the length predictor next to the engine, within its share of the processors
     TRUTH = "truth"
+    NONE = "none"  # nothing is predicted
+    # of real prompts only
+    WORDS = "words"  # by their words
+    STATE = "state"  # by their words, then by the model's state at the end of the prompt
+    TAIL = "tail"  # as STATE, means inflated by their tail: TIE (arXiv 2604.00499)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +86,10 @@ class Pool:
         if source is Source.HISTORY:
             return LengthPrediction(float(self.history_means[place]), self.history_quantiles[place])
         return LengthPrediction(float(self.means[place]), self.quantiles[place])
+
+    def later(self, place: int, source: Source) -> LengthPrediction | None:
+        """What is predicted once the prompt has been computed. None: nothing else."""
+        return None
 
 
 def read_pool(count: int) -> Pool:

@@ -64,6 +64,7 @@ class Served:
     _waits: NDArray[np.bool_] = field(init=False)
     _oldest: int = 0
     _to_ask: list[Question] = field(default_factory=list)
+    _later: list[Predicted] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         n = len(self.work.places)
@@ -105,7 +106,9 @@ class Served:
         return news + self._predictions(now_s)
 
     def _predictions(self, now_s: float) -> list[Predicted]:
-        told: list[Predicted] = []
+        told, self._later = self._later, []
+        if self.work.source is Source.NONE:
+            return told
         while (
             self.num_predicted < self.num_submitted
             and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s
@@ -140,6 +143,10 @@ class Served:
     def tokens(self, tokens: Tokens, now_s: float) -> None:
         self.now_s = now_s
         numbers = tokens.request_ids
+        for number in numbers[self.counts[numbers] == 0].tolist():
+            later = self.work.pool.later(int(self.work.places[number]), self.work.source)
+            if later is not None:
+                self._later.append(Predicted(number, later))
         self.first_s[numbers] = np.where(self.counts[numbers] == 0, now_s, self.first_s[numbers])
         self.last_s[numbers] = now_s
         self.counts[numbers] += 1

@@ -1,0 +1,167 @@
+"""Predictions of lengths that were not seen, and how good they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.real_lengths.regression import (
+    NEIGHBOURS,
+    Doubles,
+    Flags,
+    Solved,
+    Spread,
+    fit_censored,
+    parts,
+    quantile,
+    weighed,
+)
+from benchmarks.real_prompts.prompts import Prompt, digest, folds
+from python_backends.nouns.request import Floats
+from python_backends.prediction.lengths import LEVELS
+
+SPLITS = {"new topics": "topic", "new kinds": "kind"}
+MEDIAN, NINETY = (LEVELS.tolist().index(level) for level in (0.5, 0.9))
+Distribution = tuple[Doubles, Doubles]  # lengths ascending, their probabilities
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """To n prompts with three seeds each."""
+
+    lengths: Doubles  # [n, seeds] tokens
+    ended: Flags  # [n, seeds] false: cut at the most
+
+    @property
+    def most(self) -> float:
+        return float(self.lengths.max())
+
+    def first(self, count: int) -> Answers:
+        return Answers(self.lengths[:count], self.ended[:count])
+
+    @staticmethod
+    def read(path: Path, prompts: Sequence[Prompt]) -> Answers:
+        """Raises ValueError if they belong to other prompts, or are not all there."""
+        kept = json.loads(path.read_text("utf-8"))
+        if kept.get("prompts") != digest(list(prompts)):
+            raise ValueError(f"{path}: prompts: these lengths belong to other prompts")
+        if any(None in row for row in kept["lengths"]):
+            raise ValueError(f"{path}: lengths: not all prompts have been asked")
+        lengths = np.array(kept["lengths"], np.float64)
+        return Answers(np.abs(lengths), lengths > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """Of n prompts."""
+
+    mean: Doubles  # [n]
+    rank: Doubles  # [n] by what requests are ordered
+    quantiles: Doubles  # [n, LEVELS]
+
+    @staticmethod
+    def of(found: Sequence[Distribution], rank: Doubles | None = None) -> Said:
+        """`rank`: None: by the means."""
+        means = np.array([float(lengths @ chances) for lengths, chances in found])
+        quantiles = [[quantile(*each, level) for level in LEVELS] for each in found]
+        return Said(means, means if rank is None else rank, np.array(quantiles))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    error: float  # mean, absolute, of the median, tokens
+    error_of_mean: float
+    rank_correlation: float
+    covered: float  # by the 0.9 quantile
+    width: float  # mean of the 0.9 quantile / mean length
+
+
+def score(said: Said, answers: Answers) -> Score:
+    most, lengths = answers.most, answers.lengths
+    median, mean, ninety = (
+        np.clip(each, 1.0, most)[:, None]
+        for each in (said.quantiles[:, MEDIAN], said.mean, said.quantiles[:, NINETY])
+    )
+    rank = np.broadcast_to(said.rank[:, None], lengths.shape)
+    return Score(
+        round(float(np.abs(median - lengths).mean()), 1),
+        round(float(np.abs(mean - lengths).mean()), 1),
+        round(rank_correlation(rank.ravel(), lengths.ravel()), 3),
+        round(float((lengths <= ninety).mean()), 3),
+        round(float(ninety.mean() / lengths.mean()), 2),
+    )
+
+
+def rank_correlation(a: Doubles, b: Doubles) -> float:
+    """Spearman's; nan if one of them is constant."""
+    ranks = [_ranks(each) for each in (a, b)]
+    if any(each.std() == 0 for each in ranks):
+        return float("nan")
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: Doubles) -> Doubles:
+    """Equal ones share the mean of their places."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Doubles = (counts.cumsum() - (counts - 1) / 2)[places]
+    return ranks
+
+
+# what is learned from the prompts of the first flags is said of those of the second
+Predictor = Callable[[Flags, Flags], Said]
+
+
+def crossed(predictor: Predictor, prompts: Sequence[Prompt], by: str, learned: Flags | None = None) -> Said:
+    """`learned` [n]: the prompts whose answers are known; None: all, but those of the fold."""
+    made = Said(np.zeros(len(prompts)), np.zeros(len(prompts)), np.zeros((len(prompts), len(LEVELS))))
+    for part in parts(folds(list(prompts), by)):  # type: ignore[arg-type]
+        seen = ~part if learned is None else ~part & learned
+        found = predictor(seen, part)
+        for name in Said.__slots__:
+            getattr(made, name)[part] = getattr(found, name)
+    return made
+
+
+def same_for_all(lengths: Doubles, ended: Flags, count: int) -> Said:
+    return Said.of([weighed(lengths, ended)] * count, np.zeros(count))
+
+
+class ByRidge:
+    """Ridge regression of log length on `features` [n, …], from the answers with the first seed."""
+
+    def __init__(self, features: Floats, answers: Answers) -> None:
+        self._features, self._answers = features, answers
+        self._solved: dict[bytes, Solved] = {}
+
+    def at(
+        self, strength: float, neighbours: int = NEIGHBOURS, shifted: bool = True, plain: bool = False
+    ) -> Predictor:
+        """`neighbours`, `shifted`: of the spread; `plain`: cut answers count as if they had ended."""
+
+        def predict(seen: Flags, asked: Flags) -> Said:
+            lengths, ended = self._answers.lengths[seen, 0], self._answers.ended[seen, 0] | plain
+            ridge = fit_censored(self._solve(seen), np.log(lengths), ended, strength)
+            said, most = ridge(self._features[asked]), np.log(self._answers.most)
+            known = Spread.of(np.minimum(ridge.left_out, most), lengths, ended, neighbours, shifted)
+            return spread(np.minimum(said, most), known)
+
+        return predict
+
+    def _solve(self, seen: Flags) -> Solved:
+        key = seen.tobytes()
+        if key not in self._solved:
+            self._solved[key] = Solved.of(self._features[seen])
+        return self._solved[key]
+
+
+def spread(said: Doubles, known: Spread) -> Said:
+    return Said.of([known.near(float(each)) for each in said], said)
+
+
+def kinds_of(prompts: Sequence[Prompt]) -> NDArray[np.int64]:
+    return np.unique([prompt.kind for prompt in prompts], return_inverse=True)[1]
