@@ -12,7 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from python_backends.checkpoint.families import FAMILIES, Family, rope_type
+from python_backends.checkpoint.families import FAMILIES
+from python_backends.checkpoint.family import Family, rope_type
 from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.checkpoint.values import Values
 
@@ -37,6 +38,7 @@ class Facts:
     head_dim: int
     end_ids: tuple[int, ...]
     has_softcap: bool  # of attention scores
+    has_experts: bool
 
 
 def read_facts(source: Source) -> Facts:
@@ -57,7 +59,8 @@ def values_of(source: Source) -> Values:
 
 def common(values: Values, source: Source) -> dict[str, Any]:
     """The fields of `Facts`."""
-    context, longest = _contexts(values, family_of(source))
+    family = family_of(source)
+    context, longest = _contexts(values, family)
     generation = Values(config_path(source, "generation_config.json"), source.generation)
     hidden, heads = values.whole("hidden_size", default=0), values.whole("num_attention_heads", default=0)
     return {
@@ -73,6 +76,7 @@ def common(values: Values, source: Source) -> dict[str, Any]:
         "head_dim": values.whole("head_dim", default=hidden // heads if heads else 0),
         "end_ids": tuple(dict.fromkeys([*_ends(generation), *_ends(values)])),
         "has_softcap": values.get("attn_logit_softcapping") is not None,
+        "has_experts": family is not None and family.mixture is not None,
     }
 
 

@@ -1,116 +1,18 @@
-"""The model families that are served: what their configuration and the names of their tensors mean, and what
-holds where config.json leaves a field out.
+"""The model families that are served.
 
 A table, read by `facts` and `tensor_names`. A family is here because tests/cpu compare it with transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from python_backends.checkpoint import layer_kinds
+from python_backends.checkpoint.family import FIELD, HAS, Family, HeadNorm, RotaryLayers, Windows
 from python_backends.checkpoint.kinds import NormKind
-from python_backends.checkpoint.layer_kinds import LayerKinds
-
-
-class Windows(Enum):
-    """Which layers have the configuration's sliding window."""
-
-    NONE = 0
-    ALL = 1
-    BY_LAYER_TYPE = 2
-
-
-class RotaryLayers(Enum):
-    ALL = 0
-    SLIDING = 1  # those with a window, if there are any
-    FLAGGED = 2  # those with a 1 in `no_rope_layers`: transformers' name says the opposite
-
-
-class HeadNorm(Enum):
-    """A norm of queries and of keys: q_norm, k_norm."""
-
-    NONE = 0
-    HEAD = 1  # over each head
-    WIDTH = 2  # over all heads at once
-
-
-HAS, FIELD = True, "attention_bias"
-Bias = bool | str  # whether there is one, or the field of the configuration that says so
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Names of modules in a layer, "" where there is none; names of configuration fields, "" where there is
-    none; and facts. The names of layers, mlp, q_norm and k_norm are the same in all families.
-    """
-
-    model_type: str
-    defaults: Mapping[str, Any]  # of fields that config.json leaves out, as transformers has them
-    rope_theta: float = 10_000.0
-    partial_rotary: float | None = None  # how much of a head turns; None: all of it in any checkpoint
-    rotary_names: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
-    longrope_names: tuple[str, ...] = ("longrope",)
-    layer_kinds: LayerKinds = layer_kinds.all_full
-    kinds_have_rotaries: bool = False  # sliding and full layers have rotary embeddings of their own
-
-    body: str = "model"
-    embedding: str = "embed_tokens"
-    heads: tuple[str, ...] = ("lm_head",)  # transformers' name of the head, and others in files
-    attention: str = "self_attn"
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    qkv_by_head: bool = False  # rows of the fused product: q, k and v of head 0, then of head 1 …
-    head_norm: HeadNorm = HeadNorm.NONE
-    output: str = "o_proj"
-    up: tuple[str, ...] = ("gate_proj", "up_proj")
-    down: str = "down_proj"
-    gated: bool = True
-    activation: str = "hidden_act"
-    gelu_is_tanh: bool = False  # "gelu" in its oldest files means the approximation
-
-    qkv_bias: Bias = FIELD
-    output_bias: Bias = FIELD
-    feed_forward_bias: Bias = False
-    norm_bias: bool = False
-    head_bias: bool = False
-
-    norm_kind: NormKind = NormKind.RMS
-    norm_eps: str = "rms_norm_eps"
-    norm_adds_one: bool = False  # the checkpoint has w for 1 + w
-    attention_norm: str = "input_layernorm"
-    attention_output_norm: str = ""
-    feed_forward_norm: str = "post_attention_layernorm"
-    feed_forward_output_norm: str = ""
-    final_norm: str = "norm"
-
-    parallel: bool = False
-    parallel_field: str = ""  # of the configuration, in place of `parallel`
-    parallel_shares_norm: bool = False  # then there is no feed_forward_norm
-    neighbours_turn: bool = False  # rotary pairs are (0, 1), (2, 3) …
-    windows: Windows = Windows.NONE
-    windows_field: str = ""  # a flag of the configuration: without it no layer has one
-    rotary_layers: RotaryLayers = RotaryLayers.ALL
-
-    attention_softcap: str = ""
-    attention_scale: str = ""  # "": head_dim ** -0.5
-    attention_scalar: str = ""  # its power of -0.5
-    logit_softcap: str = ""
-    embedding_scale: str = ""
-    embedding_root: bool = False  # embeddings · the root of hidden_size
-    residual_scale: str = ""
-    logit_scale: str = ""
-    logit_divisor: str = ""
-    refused: tuple[str, ...] = ()  # configuration fields that must be absent, None, 0 or false
-
-
-def rope_type(family: Family | None, said: Mapping[str, Any]) -> Any:
-    """Of rotary parameters, in their old and new spelling."""
-    name = said.get("rope_type") or said.get("type") or "default"
-    return "longrope" if family and name in family.longrope_names else name
+from python_backends.checkpoint.mixtures import Mixture, some_layers
 
 
 def _family(
@@ -234,8 +136,38 @@ FAMILIES = MappingProxyType(
             output_bias=FIELD,
             head_norm=HeadNorm.HEAD,
         ),
+        "Qwen3MoeForCausalLM": _family(
+            "qwen3_moe",
+            32_768,
+            kv_heads=4,
+            defaults={
+                **_WINDOW,
+                "use_sliding_window": False,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": None,
+            },
+            head_norm=HeadNorm.HEAD,
+            windows=Windows.ALL,
+            windows_field="use_sliding_window",
+            mixture=Mixture(width="moe_intermediate_size", layers=some_layers),
+        ),
         "MistralForCausalLM": _family(
             "mistral", 131_072, kv_heads=8, defaults=_WINDOW, **_NO_BIAS, windows=Windows.ALL
+        ),
+        "MixtralForCausalLM": _family(
+            "mixtral",
+            131_072,
+            1e-5,
+            kv_heads=8,
+            defaults={"num_experts": 8, "num_experts_per_tok": 2},
+            rope_theta=1_000_000.0,
+            **_NO_BIAS,
+            windows=Windows.ALL,
+            mixture=Mixture(normalised=True, block="block_sparse_moe", parts=("w1", "w3", "w2")),
         ),
         "Gemma2ForCausalLM": GEMMA2,
         "Gemma3ForCausalLM": replace(
@@ -412,6 +344,15 @@ FAMILIES = MappingProxyType(
             norm_adds_one=True,
         ),
         "Olmo2ForCausalLM": OLMO2,
+        "OlmoeForCausalLM": _family(
+            "olmoe",
+            4096,
+            1e-5,
+            defaults={"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+            head_norm=HeadNorm.WIDTH,
+            mixture=Mixture(),
+            refused=("clip_qkv",),
+        ),
         "Olmo3ForCausalLM": replace(
             OLMO2,
             model_type="olmo3",

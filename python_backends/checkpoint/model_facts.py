@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.checkpoint.facts import Facts, common, family_of, stored_dtype, values_of
-from python_backends.checkpoint.families import FAMILIES, Bias, Family, RotaryLayers, Windows
+from python_backends.checkpoint.families import FAMILIES
+from python_backends.checkpoint.family import Bias, Family, RotaryLayers, Windows
 from python_backends.checkpoint.kinds import ACTIVATIONS, Activation
 from python_backends.checkpoint.layer_kinds import FULL, SLIDING, rotary_flags
+from python_backends.checkpoint.mixtures import ExpertFacts, expert_facts
 from python_backends.checkpoint.quantisation import read_layout
 from python_backends.checkpoint.ropes import Rope, ropes_of
 from python_backends.checkpoint.source import Source
@@ -28,6 +30,7 @@ class ModelFacts(Facts):
 
     family: Family
     intermediate_size: int
+    experts: ExpertFacts | None
     is_tied: bool  # the head is the embedding, unless a head is stored
     qkv_bias: bool
     output_bias: bool
@@ -47,8 +50,11 @@ class ModelFacts(Facts):
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """The linear modules of a layer, in the order in which they are computed."""
+        """The linear modules of a layer without experts, in the order in which they are computed."""
         return (*self.family.qkv, self.family.output, *self.family.up, self.family.down)
+
+    def has_experts_in(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
 
     @property
     def feed_forward_norm(self) -> str:
@@ -75,6 +81,7 @@ def read_model_facts(source: Source) -> ModelFacts:
         **shared,
         family=family,
         intermediate_size=values.whole("intermediate_size"),
+        experts=expert_facts(values, family.mixture, shared["num_layers"]) if family.mixture else None,
         is_tied=values.flag("tie_word_embeddings"),
         qkv_bias=_bias(values, family.qkv_bias),
         output_bias=_bias(values, family.output_bias),

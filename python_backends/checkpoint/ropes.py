@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.checkpoint.families import Family, rope_type
+from python_backends.checkpoint.family import Family, rope_type
 from python_backends.checkpoint.layer_kinds import FULL, SLIDING
 from python_backends.checkpoint.values import Values
 

@@ -1,9 +1,9 @@
 """Which engine computes a model, and in which type, where the settings leave it open (`auto`).
 
 The OpenVINO engine is the fastest of ours on a CPU (docs/measured.md). It computes all families but those
-with soft-capped scores. bfloat16 is taken if the checkpoint has it and the processor multiplies it: it halves
-the bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it before it
-starts anything.
+with soft-capped scores or experts. bfloat16 is taken if the checkpoint has it and the processor multiplies
+it: it halves the bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it
+before it starts anything.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _kind(settings: Settings) -> tuple[str, str]:
         return "torch", "it computes on a GPU"
     if settings.adapters.directory:
         return "torch", "OpenVINO has no adapters (adapters.directory)"
-    if _has_softcap(settings.model_directory):
-        return "torch", "OpenVINO's attention has no soft-capped scores"
+    if lacking := _lacking_in_openvino(settings.model_directory):
+        return "torch", lacking
     if settings.engine.block_tokens != OPENVINO_BLOCK_TOKENS:
         return "torch", f"openvino takes engine.block_tokens = {OPENVINO_BLOCK_TOKENS}"
     if find_spec("openvino") is None:
@@ -88,12 +88,17 @@ def _dtype(settings: Settings, flags: Collection[str]) -> tuple[str, str]:
     return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
 
 
-def _has_softcap(directory: Path) -> bool:
-    """No if the files can't be read: the engine will say what is wrong with them."""
+def _lacking_in_openvino(directory: Path) -> str:
+    """Why it can't compute the checkpoint. "" if it can, or if the files can't be read: the engine will say
+    what is wrong with them.
+    """
     try:
-        return read_facts(open_source(directory)).has_softcap
+        facts = read_facts(open_source(directory))
     except CheckpointError:
-        return False
+        return ""
+    if facts.has_experts:
+        return "the OpenVINO engine has no mixtures of experts"
+    return "OpenVINO's attention has no soft-capped scores" if facts.has_softcap else ""
 
 
 def _stored(directory: Path) -> str:

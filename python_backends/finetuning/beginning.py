@@ -79,10 +79,13 @@ def place(start: str, adapters: Path | None) -> Path:
 
 
 def targets(settings: Settings, names: str) -> tuple[str, ...]:
-    """Names of modules; ValueError if the model has none of a name."""
+    """Names of modules; ValueError if the model has none of a name, or is not trained."""
     from python_backends.engine.model.loading import facts_of  # brings torch along
 
-    known = facts_of(settings).module_names
+    facts = facts_of(settings)
+    if facts.experts:
+        raise ValueError(f"{facts.path}: {facts.architecture}: mixtures of experts are not trained")
+    known = facts.module_names
     chosen = known if names == TARGETS else tuple(dict.fromkeys(names.split(",")))
     unknown = [name for name in chosen if name not in known]
     if unknown:

@@ -7,9 +7,13 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from python_backends.checkpoint.facts import read_facts
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
@@ -119,6 +123,9 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
 
 def _refusal(settings: Settings) -> str:
     """Why this server trains nothing, and what to do."""
+    with suppress(CheckpointError):  # of an engine of others, which reads another thing
+        if read_facts(open_source(settings.model_directory)).has_experts:
+            return f"model.directory = '{settings.model_directory}': mixtures of experts are not trained"
     return (
         f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}', model.weights ="
         f" '{settings.model.weights}', engine.steps_ahead = {settings.steps_ahead}, engine.cuda_graphs ="

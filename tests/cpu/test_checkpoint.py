@@ -80,6 +80,14 @@ def test_what_is_not_computed_is_refused_by_name(
             "use_bidirectional_attention of architecture Gemma3ForCausalLM",
         ),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv of architecture OlmoeForCausalLM"),
+        ("olmoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9: there are 8 experts"),
+        ("mixtral", {"num_local_experts": 9}, r"weights lack model.layers.0.block_sparse_moe.experts.8.w"),
+        ("mixtral", {"num_local_experts": 7}, r"another shape .* model.layers.0.block_sparse_moe.gate"),
+        ("qwen3_moe", {"moe_intermediate_size": 64}, r"another shape .* model.layers.0.mlp.experts.0"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, r"the weights lack model.layers.0.mlp.down_proj.weight"),
+        ("qwen3_moe", {"mlp_only_layers": "1"}, "mlp_only_layers: must be a list of whole numbers"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0: must be at least 1"),
     ],
 )
 def test_what_one_family_alone_may_ask_for_is_refused_by_name(

@@ -14,9 +14,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from python_backends.checkpoint.families import FAMILIES
+from python_backends.checkpoint.locating import located
 from python_backends.checkpoint.model_facts import NEEDED, ModelFacts, read_model_facts
 from python_backends.checkpoint.source import CheckpointError
-from python_backends.checkpoint.tensor_names import located, shapes_of
+from python_backends.checkpoint.tensor_names import shapes_of
 from python_backends.engine.model.frequencies import frequencies
 from tests.support.model_source import ModelSource, source_of
 from tests.support.tiny_models import _SHAPE, RELATIVES, TINY, build

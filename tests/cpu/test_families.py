@@ -19,8 +19,8 @@ from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
+    BY_TORCH_ALONE,
     RELATIVES,
-    SOFT_CAPPED,
     TINY,
     VOCABULARY,
     Agreement,
@@ -36,7 +36,7 @@ SERVED = [
     (kind, name)
     for kind in ("torch", "openvino")
     for name in sorted(TINY | RELATIVES)
-    if kind == "torch" or name not in SOFT_CAPPED
+    if kind == "torch" or name not in BY_TORCH_ALONE
 ]
 
 

@@ -48,8 +48,8 @@ from python_backends.settings import SettingsError
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
+    BY_TORCH_ALONE,
     RELATIVES,
-    SOFT_CAPPED,
     TINY,
     Serving,
     TinyModel,
@@ -486,7 +486,7 @@ def test_layers_of_both_kinds_follow_each_other(
     one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)
 
 
-@pytest.mark.parametrize("name", sorted((TINY | RELATIVES).keys() - SOFT_CAPPED))
+@pytest.mark.parametrize("name", sorted((TINY | RELATIVES).keys() - BY_TORCH_ALONE))
 @wanted
 def test_its_tokens_are_nearly_as_good_as_those_of_float32(
     tiny: Callable[[str], TinyModel], name: str

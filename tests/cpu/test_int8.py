@@ -178,11 +178,11 @@ def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def _with_rounded_weights(model: Any) -> Any:
     """transformers' model, each weight of a layer's products as what it is after rounding."""
     rounded = copy.deepcopy(model)
-    for module in rounded.base_model.layers.modules():
-        if isinstance(module, torch.nn.Linear):
-            linear = quantise(Linear(module.weight.detach(), None))
+    for name, weight in rounded.base_model.layers.named_parameters():
+        if weight.ndim > 1 and not name.endswith("mlp.gate.weight"):  # neither a vector nor a router
+            linear = quantise(Linear(weight.detach(), None))
             assert linear.scale is not None
-            module.weight.data = linear.weight * linear.scale[:, None]
+            weight.data = linear.weight * linear.scale[..., None]
     return rounded
 
 

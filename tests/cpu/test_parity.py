@@ -31,9 +31,18 @@ class Served:
         self.model.check_all(requests, answers)
 
 
-@pytest.fixture(params=["torch, gemma2", "torch, gpt_neox", "openvino, gemma3", "openvino, gpt_neox"])
+SERVED = (
+    "torch, gemma2",
+    "torch, gpt_neox",
+    "torch, qwen3_moe",
+    "openvino, gemma3",
+    "openvino, gpt_neox",
+)
+
+
+@pytest.fixture(params=SERVED)
 def served(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> Served:
-    """Windows beside whole attention, soft caps where the engine has them, parallel blocks."""
+    """Windows beside whole attention, soft caps and experts where the engine has them, parallel blocks."""
     kind, name = request.param.split(", ")
     return Served(tiny(name), kind)
 

@@ -54,6 +54,8 @@ BF16, F16, F32 = ({"dtype": name} for name in ("bfloat16", "float16", "float32")
         (AMX, {"text_config": {"dtype": "bfloat16"}}, {}, ("openvino", "bfloat16")),
         (AMX, {**BF16, "attn_logit_softcapping": 50.0}, {}, ("torch", "bfloat16")),
         (AMX, {**BF16, "attn_logit_softcapping": None}, {}, ("openvino", "bfloat16")),
+        (AMX, {**BF16, "architectures": ["MixtralForCausalLM"]}, {}, ("torch", "bfloat16")),
+        (AMX, {**BF16, "model_type": "qwen3_moe"}, {}, ("torch", "bfloat16")),
         (AMX, BF16, {"block_tokens": 16}, ("torch", "bfloat16")),
         (set(), BF16, {"device": "cuda"}, ("torch", "bfloat16")),
         (set(), F16, {"device": "cuda:1"}, ("torch", "bfloat16")),

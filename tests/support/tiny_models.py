@@ -33,13 +33,16 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     NemotronConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PhiConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -80,6 +83,7 @@ _GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 _WIDE_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 _GROUPED_WIDE = {**_GROUPED, "head_dim": 32}
 _SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -152,6 +156,16 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
         GPTNeoXConfig,
         {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE, "initializer_range": 0.6},
     ),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            **_WIDE_HEADS,
+            **_EXPERTS,
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
 
 # Models that share the mechanisms of those above, compared in fewer scenarios.
@@ -191,11 +205,24 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "helium": (HeliumConfig, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}),
     "llama_dynamic": (LlamaConfig, {**_GROUPED, "rope_parameters": {**_LINEAR_ROPE, "rope_type": "dynamic"}}),
     "ministral": (MinistralConfig, {**_GROUPED_WIDE, **_SLIDING}),
+    "mixtral": (MixtralConfig, {**_GROUPED, **_EXPERTS, "sliding_window": 16}),
     "nemotron": (NemotronConfig, _GROUPED),
     "olmo2": (Olmo2Config, _GROUPED),
     "olmo3": (Olmo3Config, {**_GROUPED, **_SLIDING, "rope_parameters": _ROPE_BY_LAYER}),
+    "olmoe": (OlmoeConfig, {**_GROUPED, **_EXPERTS}),
     "phi": (PhiConfig, {**_GROUPED, "initializer_range": 0.6}),
     "phi3_short": (Phi3Config, {**_GROUPED, **_long_rope(384), "sliding_window": 16}),
+    "qwen3_moe_sparse": (
+        Qwen3MoeConfig,
+        {
+            **_WIDE_HEADS,
+            **_EXPERTS,
+            "moe_intermediate_size": 96,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+        },
+    ),
     "qwen3_sliding": (
         Qwen3Config,
         {**_WIDE_HEADS, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
@@ -213,6 +240,13 @@ SOFT_CAPPED = frozenset(
     for name, (config_type, options) in (TINY | RELATIVES).items()
     if getattr(config_type(**_SHAPE | options), "attn_logit_softcapping", None) is not None
 )
+
+WITH_EXPERTS = frozenset(
+    name
+    for name, (config_type, options) in (TINY | RELATIVES).items()
+    if hasattr(config_type(**_SHAPE | options), "num_experts_per_tok")
+)
+BY_TORCH_ALONE = SOFT_CAPPED | WITH_EXPERTS
 
 # Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
 _EMBEDDING_STD = {

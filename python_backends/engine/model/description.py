@@ -109,9 +109,26 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """Gated feed-forward parts, of which each token goes through `chosen`: those with the greatest
+    probability, softmax(router) in float32. What they give is added up, each times its probability; where
+    `normalised`, the probabilities of the chosen ones are first divided by their sum.
+
+    `up` and `down` have an expert after the other: weights [experts, out, in], scales [experts, out].
+    """
+
+    router: Linear  # [experts, hidden]
+    up: Linear  # of each expert: all rows of gate, then all of up
+    down: Linear
+    activation: Activation
+    chosen: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     attention: Attention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | Experts
     attention_norm: Norm | None
     attention_output_norm: Norm | None
     feed_forward_norm: Norm | None

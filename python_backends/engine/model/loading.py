@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from python_backends.checkpoint.locating import located
 from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError, Source
-from python_backends.checkpoint.tensor_names import located
+from python_backends.checkpoint.tensor_names import shapes_of
 from python_backends.engine.model.random_source import RandomSource
 from python_backends.settings import Settings, SettingsError
 
@@ -26,6 +27,7 @@ class Weights:
     def __init__(self, facts: ModelFacts, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         """Raises SettingsError if a tensor is missing, has another shape or no place."""
         self.dtype, self.device, self._source = dtype, device, source
+        self._shapes = shapes_of(facts)
         try:
             self._names = located(facts, source)
         except CheckpointError as error:
@@ -36,9 +38,15 @@ class Weights:
         return self._names[name] == self._names[other]
 
     def tensor(self, name: str) -> Tensor:
-        """A new one, in its own memory. Raises SettingsError if its file can't be read."""
+        """A new one, in its own memory; what a source has in pieces, with the rows of one after those of the
+        other. Raises SettingsError if its file can't be read.
+        """
+        pieces = [self._piece(name) for name in self._names[name]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2).view(self._shapes[name])
+
+    def _piece(self, name: str) -> Tensor:
         try:
-            read = self._source.read(self._names[name], self.device)
+            read = self._source.read(name, self.device)
         except CheckpointError as error:
             raise refused(self._source, error) from error
         own = read.to(self.dtype)

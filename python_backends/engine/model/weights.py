@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.checkpoint.families import HeadNorm
+from python_backends.checkpoint.expert_tensors import DOWN, ROUTER, UP
+from python_backends.checkpoint.family import HeadNorm
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.checkpoint.ropes import Rope
 from python_backends.checkpoint.tensor_names import HEAD, embedding_name, layer_prefix
 from python_backends.engine.model.description import (
     Attention,
+    Experts,
     FeedForward,
     Heads,
     Layer,
@@ -88,11 +90,10 @@ def _layer(facts: ModelFacts, weights: Weights, index: int, rows: Tensor) -> Lay
 
     return Layer(
         attention=_attention(facts, weights, index, rows),
-        feed_forward=FeedForward(
-            _fused(weights, [f"{prefix}.mlp.{name}" for name in family.up], facts.feed_forward_bias),
-            _fused(weights, [f"{prefix}.mlp.{family.down}"], facts.feed_forward_bias),
-            facts.activation,
-            family.gated,
+        feed_forward=(
+            _experts(facts, weights, prefix)
+            if facts.has_experts_in(index)
+            else _feed_forward(facts, weights, prefix)
         ),
         attention_norm=norm(family.attention_norm),
         attention_output_norm=norm(family.attention_output_norm),
@@ -100,6 +101,30 @@ def _layer(facts: ModelFacts, weights: Weights, index: int, rows: Tensor) -> Lay
         feed_forward_output_norm=norm(family.feed_forward_output_norm),
         parallel=facts.parallel,
         residual_scale=facts.residual_scale,
+    )
+
+
+def _feed_forward(facts: ModelFacts, weights: Weights, prefix: str) -> FeedForward:
+    family = facts.family
+    return FeedForward(
+        _fused(weights, [f"{prefix}.mlp.{name}" for name in family.up], facts.feed_forward_bias),
+        _fused(weights, [f"{prefix}.mlp.{family.down}"], facts.feed_forward_bias),
+        facts.activation,
+        family.gated,
+    )
+
+
+def _experts(facts: ModelFacts, weights: Weights, prefix: str) -> Experts:
+    experts = facts.experts
+    assert experts is not None
+    router, up, down = (weights.tensor(f"{prefix}.{name}") for name in (ROUTER, UP, DOWN))
+    return Experts(
+        Linear(router, None),
+        Linear(up, None),
+        Linear(down, None),
+        facts.activation,
+        experts.chosen,
+        experts.normalised,
     )
 
 

@@ -16,7 +16,16 @@ import torch
 from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
-from python_backends.engine.model.description import Activation, Heads, Layer, Linear, Model, Norm, NormKind
+from python_backends.engine.model.description import (
+    Activation,
+    FeedForward,
+    Heads,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    NormKind,
+)
 from python_backends.engine.openvino.graph import Graph, Node, floats, output
 
 TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
@@ -97,7 +106,9 @@ class FusedLayers:
         self.attributes["state_layer"] = self.num_layers
 
     def add(self, layer: Layer, caches: list[Node]) -> None:
-        attention, up = layer.attention, layer.feed_forward.up
+        attention, feed_forward = layer.attention, layer.feed_forward
+        assert isinstance(feed_forward, FeedForward)
+        up = feed_forward.up
         parts = (
             dict(zip(("keys", "values"), caches, strict=True))
             | _norm("attention_norm", layer.attention_norm)
@@ -108,13 +119,13 @@ class FusedLayers:
             | _norm("output_norm", layer.attention_output_norm)
             | _norm("feed_forward_norm", layer.feed_forward_norm)
             | _packed("up", Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias)))
-            | _packed("down", layer.feed_forward.down)
+            | _packed("down", feed_forward.down)
             | _norm("down_norm", layer.feed_forward_output_norm)
         )
         self.parts |= {f"{self.num_layers}.{name}": part for name, part in parts.items()}
         self.attributes["windows"].append(attention.window or 0)
         self.attributes["rotaries"].append(-1 if attention.rotary is None else attention.rotary)
-        self.attributes["gelus"].append(int(layer.feed_forward.activation == Activation.GELU_TANH))
+        self.attributes["gelus"].append(int(feed_forward.activation == Activation.GELU_TANH))
         self.attributes["residual_scales"].append(float(layer.residual_scale))
 
 
@@ -156,6 +167,7 @@ def fits(layer: Layer, heads: Heads) -> bool:
     )
     return (
         not layer.parallel
+        and isinstance(feed_forward, FeedForward)
         and heads.group <= PANEL
         and heads.head_dim % 2 == 0
         and attention.softcap is None

@@ -21,6 +21,7 @@ from torch import Tensor
 from python_backends.engine.model.description import (
     Activation,
     Attention,
+    Experts,
     FeedForward,
     Layer,
     Linear,
@@ -81,7 +82,7 @@ class Graph:
         """From STEP_INPUTS and the caches of all layers to the logits [sampled, vocabulary] and, where they
         are wanted, the hidden states [sampled, hidden], float32.
 
-        Raises SettingsError where OpenVINO's paged attention can't compute what the model wants.
+        Raises SettingsError where OpenVINO can't compute what the model wants.
         """
         scores = _scaled(ops.squeeze(self.scores(layers), integer(1)), self.model.logit_scale)
         logits = _softcapped(scores, self.model.logit_softcap)
@@ -214,7 +215,11 @@ class Graph:
         return parameter
 
 
-def _feed_forward(x: Node, feed_forward: FeedForward) -> Node:
+def _feed_forward(x: Node, feed_forward: FeedForward | Experts) -> Node:
+    if isinstance(feed_forward, Experts):
+        raise SettingsError(
+            "mixtures of experts are not computed by the openvino engine; engine.kind = 'torch' does"
+        )
     activation = ACTIVATIONS[feed_forward.activation]
     if not feed_forward.gated:
         return _linear(activation(_linear(x, feed_forward.up)), feed_forward.down)

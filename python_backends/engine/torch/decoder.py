@@ -17,20 +17,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
+from python_backends.engine.model.description import Experts, Heads, Layer, Model, Rotary
 from python_backends.engine.torch.adapters.slot_adapters import add_adapters
 from python_backends.engine.torch.attention import attend_operator, score_operator
 from python_backends.engine.torch.attention_spans import LayerAttention, Rotation
+from python_backends.engine.torch.experts import ChosenExperts
 from python_backends.engine.torch.operators import (
-    ACTIVATIONS,
     ResidualNorm,
-    gate_operator,
+    activation_operator,
     head_norm_operator,
     norm_operator,
     scale_operator,
     softcap_operator,
 )
-from python_backends.engine.torch.projection import Int8Projection, Projection
+from python_backends.engine.torch.projection import projection_of
 from python_backends.engine.torch.step_batch import StepBatch
 
 
@@ -63,11 +63,18 @@ class Block:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.window = attention.window
         self.projections: dict[str, AnyProjection] = {
-            "qkv": _projection(attention.qkv, kernels),
-            "o": _projection(attention.output, kernels),
-            "up": _projection(feed_forward.up, kernels),
-            "down": _projection(feed_forward.down, kernels),
+            "qkv": projection_of(attention.qkv, kernels),
+            "o": projection_of(attention.output, kernels),
         }
+        self.experts: ChosenExperts | None = None
+        self._activate = activation_operator(feed_forward, kernels)
+        if isinstance(feed_forward, Experts):
+            self.experts = ChosenExperts(feed_forward, self._activate, kernels)
+        else:
+            self.projections |= {
+                "up": projection_of(feed_forward.up, kernels),
+                "down": projection_of(feed_forward.down, kernels),
+            }
         self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
         self._rotary = attention.rotary
         self.norm = ResidualNorm(layer.attention_norm, dtype, kernels)
@@ -76,11 +83,6 @@ class Block:
         self._head_norm = head_norm_operator(attention, heads, dtype)
         self.feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, kernels)
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
-        self._activate = (
-            gate_operator(feed_forward.activation, kernels)
-            if feed_forward.gated
-            else ACTIVATIONS[feed_forward.activation]
-        )
         self._shares_norm = layer.feed_forward_norm is None
         self.residual_scale = layer.residual_scale
         self._is_parallel = layer.parallel
@@ -114,6 +116,8 @@ class Block:
         return self._project("o", attended, step)
 
     def _feed_forward(self, normed: Tensor, step: StepInputs) -> Tensor:
+        if self.experts is not None:
+            return self.experts.forward(normed)
         return self._project("down", self._activate(self._project("up", normed, step)), step)
 
     def _project(self, name: str, x: Tensor, step: StepInputs) -> Tensor:
@@ -139,7 +143,7 @@ class Decoder:
         self.embedding, self.heads = model.embedding, model.heads
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
-        self.head = _projection(model.head, kernels)
+        self.head = projection_of(model.head, kernels)
         self.blocks = [Block(layer, index, model.heads, dtype, kernels) for index, layer in enumerate(layers)]
         self._kernels, self._state_layer = kernels, state_layer
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
@@ -197,9 +201,3 @@ def rotary_tables(rotary: Rotary, num_positions: int, dtype: torch.dtype) -> tup
     """cos and sin [positions, dim]; the first half of sin negated (see `rotate`)."""
     cos, sin = rotary.tables(num_positions)
     return torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype)
-
-
-def _projection(linear: Linear, kernels: bool) -> Projection | Int8Projection:
-    if linear.scale is None:
-        return Projection(linear.weight, linear.bias)
-    return Int8Projection(linear.weight, linear.scale, linear.bias, kernels)

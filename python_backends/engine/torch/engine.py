@@ -81,7 +81,7 @@ class TorchEngine:
         weights = open_weights(settings, facts, self.device)
         self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
         description = describe(facts, weights, declared_tokens(settings, facts))
-        self.can_train = _can_train(settings, self.device, self._kernels)
+        self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
         self._trainable = Trainable(facts, description) if self.can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)

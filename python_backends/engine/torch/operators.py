@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.model.description import Activation, Attention, Heads, Norm, NormKind
+from python_backends.engine.model.description import (
+    Activation,
+    Attention,
+    Experts,
+    FeedForward,
+    Heads,
+    Norm,
+    NormKind,
+)
 from python_backends.engine.torch.attention_spans import Rotation
 
 Operator = Callable[[Tensor], Tensor]
@@ -81,6 +89,13 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
     """
     rolled = qk.roll(qk.shape[-1] // 2, -1)
     qk.mul_(cos).addcmul_(rolled, sin)
+
+
+def activation_operator(feed_forward: FeedForward | Experts, fused: bool) -> Operator:
+    """Between its two products."""
+    if isinstance(feed_forward, Experts) or feed_forward.gated:
+        return gate_operator(feed_forward.activation, fused)
+    return ACTIVATIONS[feed_forward.activation]
 
 
 def gate_operator(activation: Activation, fused: bool) -> Operator:

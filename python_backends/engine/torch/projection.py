@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.model.description import Linear
+
 # from about 15 rows on, converting an int8 weight first is faster (bfloat16, two cores)
 MOST_DIRECT_ROWS = 12
 MOST_KERNEL_ROWS = 64  # of our kernel: one tile, whatever their number, so that one kernel is compiled
@@ -86,6 +88,13 @@ class Int8Projection:
             products = [functional.linear(x, piece.to(x.dtype)) for piece in self._pieces]
             y = (products[0] if len(products) == 1 else torch.cat(products, 1)).mul_(self._scale)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def projection_of(linear: Linear, kernels: bool) -> Projection | Int8Projection:
+    """`kernels`: with ours for int8."""
+    if linear.scale is None:
+        return Projection(linear.weight, linear.bias)
+    return Int8Projection(linear.weight, linear.scale, linear.bias, kernels)
 
 
 def can_pack(weight: Tensor) -> bool:

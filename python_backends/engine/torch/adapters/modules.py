@@ -29,16 +29,18 @@ Modules = Mapping[str, tuple[Module, ...]]  # of each product of a layer
 
 
 def modules_of(facts: ModelFacts) -> Modules:
-    """All layers have the same."""
+    """All layers have the same: where some have experts, those of attention."""
     family, shapes = facts.family, module_shapes(facts)
     order = qkv_rows(facts).argsort()
     attention = family.attention
-    return {
+    found = {
         "qkv": _modules(shapes, [f"{attention}.{name}" for name in family.qkv], order),
         "o": _modules(shapes, [f"{attention}.{family.output}"]),
-        "up": _modules(shapes, [f"mlp.{name}" for name in family.up]),
-        "down": _modules(shapes, [f"mlp.{family.down}"]),
     }
+    if not facts.experts:
+        found["up"] = _modules(shapes, [f"mlp.{name}" for name in family.up])
+        found["down"] = _modules(shapes, [f"mlp.{family.down}"])
+    return found
 
 
 def prefix_of(facts: ModelFacts) -> str:

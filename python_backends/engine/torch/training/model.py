@@ -137,6 +137,8 @@ def load_trained_model(settings: Settings) -> TrainedModel:
     if settings.model.weights != "same":
         raise SettingsError(f"model.weights = '{settings.model.weights}': only 'same' can be trained")
     facts = facts_of(settings)
+    if facts.experts:
+        raise SettingsError(f"model.directory = '{facts.path}': mixtures of experts are not trained")
     weights = open_weights(settings, facts, take_device(settings.model.device))
     return trained_model(facts, weights, declared_tokens(settings, facts))
 

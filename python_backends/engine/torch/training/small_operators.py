@@ -34,6 +34,7 @@ class SmallOperators:
 
     def __init__(self, layer: Layer, heads: Heads, dtype: torch.dtype) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
+        assert isinstance(feed_forward, FeedForward), "a mixture of experts is not trained"
         self.heads = heads
         self.norm = norm_operator(layer.attention_norm, dtype)
         self.attended_norm = norm_operator(layer.attention_output_norm, dtype)
@@ -44,7 +45,7 @@ class SmallOperators:
         self.rotary, self.window = attention.rotary, attention.window
         self.residual_scale = layer.residual_scale
         self.shares_norm = layer.parallel and layer.feed_forward_norm is None
-        self.facts = _facts(layer, heads)
+        self.facts = _facts(layer, feed_forward, heads)
         self._softcap = attention.softcap
 
     def place(self, qk: Tensor, rotation: Rotation | None) -> Tensor:
@@ -114,8 +115,7 @@ def _head_norm(attention: Attention, heads: Heads, dtype: torch.dtype) -> Operat
     return norm
 
 
-def _facts(layer: Layer, heads: Heads) -> LayerFacts:
-    feed_forward = layer.feed_forward
+def _facts(layer: Layer, feed_forward: FeedForward, heads: Heads) -> LayerFacts:
     return LayerFacts(
         hidden=len(layer.attention.output.weight),
         query=heads.query_width,
