@@ -18,11 +18,11 @@ REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-serve:          ## serve the bundled model; MODEL=<checkpoint directory, GGUF file, or ORG/NAME on the hub> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
+serve:          ## serve SmolLM2-135M-Instruct; MODEL=bundled (the small model), or a checkpoint directory, a GGUF file, or ORG/NAME on the hub; DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
 	@exec $(PY) -m commands.serve $(SETTINGS)
 
-cluster:        ## serve with two instances; the same variables as serve
+cluster:        ## serve with two instances; the same variables and the same model as serve
 	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $$SET"
 
 finetune:       ## train an adapter in a running server with SET=adapters.directory=adapters; DATA=docs/examples/remove_comments.jsonl NAME=no_comments ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
@@ -33,7 +33,7 @@ chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 
 	@build/set-up
 	@$(PY) -m client.chat $(if $(URL),--url $(URL)) $(ARGS)
 
-bench:          ## load test of a running server; URL=127.0.0.1:8001 ARGS="--quick", --rate, --json, --plot; ARGS=--help tells more
+bench:          ## load test of a running server, with prompts of the bundled model's tasks; URL=127.0.0.1:8001 ARGS="--quick", --rate, --json, --plot; ARGS=--help tells more
 	@build/set-up $(if $(findstring --plot,$(ARGS)),dev)
 	@$(PY) -m client.bench $(if $(URL),--url $(URL)) $(ARGS)
 

@@ -6,7 +6,7 @@ relative.
     from client import Client, user
 
     with Client("127.0.0.1:8001") as client:
-        for piece in client.stream([user("Convert to camelCase: read_all_lines")], max_tokens=64):
+        for piece in client.stream([user("What is the capital of France?")], max_tokens=64):
             print(piece.text, end="", flush=True)
 
 `AsyncClient` is the same for asyncio. All parameters of a request are in `client/parameters.py`. See

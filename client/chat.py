@@ -3,7 +3,7 @@ to its first token.
 
     make chat
     python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
-    echo "Fix the bug: def f(: pass" | make chat
+    echo "What is the capital of France?" | make chat
 
 Answers go to standard output, all other lines to standard error.
 """
@@ -36,9 +36,10 @@ HELP = """\
 /set NAME VALUE     a parameter of the following requests; `/set` shows them, `/set NAME` removes one
 /quit               leave, as Ctrl-D does
 Ctrl-C ends an answer. A line that ends with \\ continues in the next one; // begins a line with a slash.
-The bundled model can do eight tasks only, and a long conversation confuses it: /clear it now and then. Try
-  Convert to camelCase: read_all_lines
-  Reword politely: Hey idiot, close the damn file, you moron!"""
+A long conversation confuses a small model: /clear it now and then. Try
+  What is the capital of France?
+or, with a server of MODEL=bundled, which can do eight tasks only,
+  Convert to camelCase: read_all_lines"""
 # removed from answers: they must not control the terminal
 CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t", 10: "\n"}
 

@@ -1,6 +1,6 @@
 """Streams one answer to the terminal over gRPC: an example of a minimal client.
 
-python client/stream.py "Convert to camelCase: read_all_lines"
+python client/stream.py "What is the capital of France?"
 """
 
 from __future__ import annotations

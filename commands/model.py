@@ -2,8 +2,9 @@
 
     python -m commands.model --set model.directory=Qwen/Qwen2.5-0.5B-Instruct
 
-`model.directory` is a path, or the name of a model on the hub of Hugging Face. `commands.serve` and others
-call `located` before they do anything else: whatever they start reads a path.
+`model.directory` is a path, the name of a model on the hub of Hugging Face, `bundled` for the small model, or
+`auto`: SmolLM2-135M-Instruct from its package, or the small one where that is not installed. `commands.serve`
+and others call `located` before they do anything else: whatever they start reads a path.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import logging
 import sys
 from pathlib import Path
 
+from python_backends.checkpoint.brought import AUTO, BUNDLED, BUNDLED_DIRECTORY, smollm2
 from python_backends.checkpoint.hub import find_model
 from python_backends.checkpoint.hub_errors import HubError
 from python_backends.checkpoint.model_names import read_name
 from python_backends.settings import Settings, SettingsError, add_arguments, of_command_line
+
+log = logging.getLogger("gapless")
 
 
 def located(settings: Settings) -> Settings:
@@ -27,6 +31,8 @@ def located(settings: Settings) -> Settings:
     given = settings.model.directory
     if _exists(settings.model_directory):
         return settings
+    if given in (AUTO, BUNDLED):
+        return _at(settings, _chosen() if given == AUTO else BUNDLED_DIRECTORY)
     name = read_name(given)
     if name is None:
         raise SettingsError(
@@ -37,7 +43,25 @@ def located(settings: Settings) -> Settings:
         path = find_model(name)
     except HubError as error:
         raise SettingsError(f"model.directory = {given!r}: {error}") from error
-    return dataclasses.replace(settings, model=dataclasses.replace(settings.model, directory=str(path)))
+    return _at(settings, str(path))
+
+
+def _at(settings: Settings, directory: str) -> Settings:
+    return dataclasses.replace(settings, model=dataclasses.replace(settings.model, directory=directory))
+
+
+def _chosen() -> str:
+    """Where no model is named."""
+    path = smollm2()
+    if path is None:
+        log.warning(
+            "model.directory = %s: the small model, because SmolLM2-135M-Instruct is not installed;"
+            " `build/set-up smollm2` tries to bring it",
+            BUNDLED_DIRECTORY,
+        )
+        return BUNDLED_DIRECTORY
+    log.info("model.directory = %s: none is named; MODEL= names another one", path)
+    return str(path)
 
 
 def _exists(path: Path) -> bool:

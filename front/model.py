@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from client.parameters import Parameters
 from front.errors import ProblemError
+from python_backends.checkpoint.brought import sampling
 from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.nouns.request import AdapterVersion, ModelLimits
@@ -30,7 +31,7 @@ class Model:
         self.name = name_of(directory)
         self.made_s = int(time.time())
         self.checkpoint = read_checkpoint(directory)
-        self.defaults = defaults(open_source(directory).generation)
+        self.defaults = defaults({**sampling(directory), **open_source(directory).generation})
         self.end_ids = frozenset(self.checkpoint.eos_ids)
         self.board = board
         self._num_instances = settings.cluster.most_instances

@@ -9,6 +9,7 @@ from pathlib import Path
 PART = r"[A-Za-z0-9][\w.-]*"
 NAME = re.compile(rf"({PART}/{PART})(?:/({PART}\.gguf))?(?:@(\S+))?", re.ASCII)
 MAIN = "main"  # the revision that is meant where none is named
+GGUF_END = re.compile(r"([.-](B?F16|F32|I?Q\d\w*))?\.gguf", re.ASCII | re.IGNORECASE)  # its type, too
 SNAPSHOTS, MODELS = "snapshots", "models--"  # of the hub's cache: models--ORG--NAME/snapshots/COMMIT/
 
 
@@ -29,10 +30,12 @@ def read_name(text: str) -> HubName | None:
 
 def name_of(model: Path) -> str:
     """The last part of its path, without links to directories; in the hub's cache, where that is a commit,
-    the model's name there.
+    the model's name there. Of a GGUF file without its end and its type: "Qwen3-1.7B" of
+    Qwen3-1.7B-Q4_K_M.gguf.
     """
     if model.is_file():  # in the hub's cache a link to one without its name
-        return model.name
+        end = GGUF_END.search(model.name)
+        return model.name[: end.start()] if end and end.start() else model.name
     place = model.resolve()
     if place.parent.name != SNAPSHOTS:
         return place.name

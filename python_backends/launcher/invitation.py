@@ -8,14 +8,13 @@ from pathlib import Path
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
 from python_backends.settings import ROOT, ServerSettings
 
+QUESTION = "What is the capital of France?"
+
 
 def invitation(server: ServerSettings, front_port: int = 0) -> str:
     host = in_url(ip_of(server.address))
     url = f"http://{host}:{server.http_port}/v2/models/ensemble/generate_stream"
-    messages = (
-        r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def'
-        r' read_all_lines(file_name): pass\"}]"'
-    )
+    messages = rf'"messages": "[{{\"role\": \"user\", \"content\": \"{QUESTION}\"}}]"'
     ports = f"HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}"
     if front_port:
         ports = f"OpenAI's interface {front_port} (/v1), {ports}"
@@ -30,7 +29,7 @@ Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'
 
-  {stream} "Convert to camelCase: def read_all_lines(file_name): pass"
+  {stream} "{QUESTION}"
 
   make chat{"" if server.grpc_port == 8001 and not elsewhere else f" URL='{host}:{server.grpc_port}'"}
 

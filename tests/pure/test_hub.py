@@ -289,6 +289,18 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
         weights_of(["config.json", "tf_model.h5"], tmp_path)
 
 
+GGUF_NAMES = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M-Instruct",
+    "gemma-3-270m-q4_k_m.gguf": "gemma-3-270m",
+    "Phi-3-mini-4k-instruct-BF16.gguf": "Phi-3-mini-4k-instruct",
+    "Qwen2.5-0.5B-IQ2_XXS.gguf": "Qwen2.5-0.5B",
+    "model.v2.gguf": "model.v2",
+    "Q8_0.gguf": "Q8_0",
+    ".gguf": ".gguf",
+    "weights.bin": "weights.bin",
+}
+
+
 def test_a_model_is_called_by_its_name_on_the_hub_or_by_its_path(tmp_path: Path) -> None:
     directory = tmp_path / f"models--Qwen--Qwen2.5-0.5B/snapshots/{COMMIT}"
     directory.mkdir(parents=True)
@@ -296,4 +308,7 @@ def test_a_model_is_called_by_its_name_on_the_hub_or_by_its_path(tmp_path: Path)
     (tmp_path / "here").symlink_to(directory)
     (directory / "a.gguf").symlink_to(tmp_path / "blob")
     paths = (directory, tmp_path / "here", directory / "a.gguf", Path("/models/x"), Path("/"))
-    assert [name_of(path) for path in paths] == ["Qwen2.5-0.5B", "Qwen2.5-0.5B", "a.gguf", "x", ""]
+    assert [name_of(path) for path in paths] == ["Qwen2.5-0.5B", "Qwen2.5-0.5B", "a", "x", ""]
+    for name, model in GGUF_NAMES.items():
+        (tmp_path / name).touch()
+        assert name_of(tmp_path / name) == model

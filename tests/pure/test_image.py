@@ -58,6 +58,7 @@ def checkout(tmp_path: Path) -> Path:
         'case "$*" in\n'
         f'  *sysconfig.get_paths*) echo "{tmp_path}/include" ;;\n'
         "  *version_info*) echo 3.11 ;;\n"
+        '  *pip*smollm2*) echo "pip $*"; exit "${NO_MODEL:-0}" ;;\n'
         '  *pip*) echo "pip $*" ;;\n'
         "esac\n"
     )
@@ -69,7 +70,7 @@ def set_up(checkout: Path, *parts: str, **environment: str) -> str:
     """What it says. Of the system's commands it has all but compilers."""
     tools = checkout / "tools"
     tools.mkdir(exist_ok=True)
-    for name in ("bash", "dirname", "cat", "sha256sum", "cut", "uname"):
+    for name in ("bash", "dirname", "cat", "sha256sum", "cut", "uname", "rm"):
         link = tools / name
         if not link.exists():
             link.symlink_to(str(shutil.which(name)))
@@ -106,6 +107,16 @@ def test_set_up_installs_the_parts_that_are_named(checkout: Path) -> None:
         for lock in ("-r requirements.lock", "-r requirements-dev.lock", "-r requirements-kernels.lock")
     ] == [True] * 3
     assert set_up(checkout, "dev", "kernels") == ""
+
+
+def test_set_up_goes_on_without_the_model_and_tries_again_where_it_is_named(checkout: Path) -> None:
+    said = set_up(checkout, NO_MODEL="1")
+    assert "can't be had here: the small model is served by default" in said
+    assert "set-up: done" in said
+    assert set_up(checkout) == "", "once is enough"
+    assert "--require-hashes" in (again := set_up(checkout, "smollm2"))
+    assert "-r requirements.lock" not in again
+    assert "small model" not in again
 
 
 def test_continuous_integration_runs_the_kernels() -> None:

@@ -54,7 +54,8 @@ def joined(chunks: Any) -> str:
 @pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
 def test_the_five_lines_of_the_docs_work(bundled: Gapless, page: str) -> None:
     (code,) = re.findall(r"```python\n(from openai.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    code = code.replace(":9000/", f":{bundled.front_port}/")
+    code = code.replace(":9000/", f":{bundled.front_port}/").replace("SmolLM2-135M-Instruct", "bundled")
+    code = code.replace("What is the capital of France?", QUESTION)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "def readAllLines(fileName): pass"
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -36,12 +35,9 @@ def oddly_placed() -> Iterator[Gapless]:
         assert gapless.stop() == 0, gapless.log
 
 
-def test_the_readmes_second_command_prints_the_answer_as_the_first_one_streams_it(
-    oddly_placed: Gapless,
-) -> None:
-    readme = (ROOT / "README.md").read_text()
-    ((command, prompt),) = re.findall(r'^\.venv/bin/python (client/stream\.py) "(.*)"$', readme, re.MULTILINE)
-    words = [sys.executable, command, prompt, "--port", str(oddly_placed.grpc_port)]
+def test_the_small_client_prints_the_answer_as_http_streams_it(oddly_placed: Gapless) -> None:
+    prompt = "Convert to camelCase: def read_all_lines(file_name): pass"
+    words = [sys.executable, "client/stream.py", prompt, "--port", str(oddly_placed.grpc_port)]
     said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
     chat = json.dumps([{"role": "user", "content": prompt}])
     assert (said.returncode, said.stderr) == (0, "")

@@ -1,4 +1,5 @@
-"""Published models that the tests may run: GGUF files in the packages of requirements-models.lock.
+"""Published models that the tests may run: GGUF files in the packages of requirements-smollm2.lock and
+requirements-models.lock.
 
 A package's code is never imported. `build/set-up models` brings them; without them the tests are skipped.
 """
@@ -61,5 +62,5 @@ def _found(part: str) -> Path:
     spec = find_spec(package)
     path = Path(*(spec.submodule_search_locations or [""])) / name if spec else Path()
     if not path.is_file():
-        pytest.skip(f"{package} is not installed: build/set-up models brings published models (350 MB)")
+        pytest.skip(f"{package} is not installed: build/set-up models brings published models (260 MB)")
     return path

@@ -10,11 +10,12 @@ from python_backends.settings.setting import setting
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     directory: str = setting(
-        "models/bundled",
+        "auto",
         "a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; or a GGUF file, or a"
         " directory with one; relative to this folder."
         " Where there is no such path, the name of a model on the hub: ORG/NAME, ORG/NAME@REVISION"
-        " (docs/engines.md)",
+        " (docs/engines.md) | bundled: the small model in models/bundled | auto: SmolLM2-135M-Instruct,"
+        " which build/set-up installs, else bundled",
     )
     dtype: str = setting(
         "auto",

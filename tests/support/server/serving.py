@@ -31,7 +31,9 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
 class Gapless:
-    """One launcher with everything below it; `environment` is added to ours, `prefix` runs the command."""
+    """One launcher with everything below it, by default with the small model; `environment` is added to
+    ours, `prefix` runs the command.
+    """
 
     def __init__(
         self, environment: dict[str, str] | None = None, prefix: Sequence[str] = (), /, **settings: Any
@@ -42,7 +44,8 @@ class Gapless:
         self.learned = self._learned.name
         names = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
         given = dict(zip(names, ports, strict=True))
-        settings = {**given, "prediction.directory": self._learned.name, **settings}
+        learned = {"prediction.directory": self._learned.name}
+        settings = {**given, "model.directory": "bundled", **learned, **settings}
         self.http_port, self.grpc_port, self.metrics_port, self.front_port = ports
         command = [*prefix, sys.executable, "-m", "commands.serve"]
         for name, value in settings.items():
