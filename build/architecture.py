@@ -57,7 +57,7 @@ PROCESSES = {
         (405, 84, 304, 132),
         BLUE,
         ("owns the client streams;", "says which instance gets a request"),
-        ("streams", "control", "predictor link", "life"),
+        ("streams", "control", "predictor link", "new versions", "life"),
         ("client streams, tokens delivered, request epochs", "which instances should run"),
     ),
     "detokenizer": Process(
@@ -76,7 +76,7 @@ PROCESSES = {
         "#64853a",
         ("keeps the request log, grows forests;", "low priority"),
         (),
-        ("request log, versions of the forest",),
+        ("request log, learned versions",),
     ),
     "instance": Process(
         "gapless-instance-N",

@@ -1,4 +1,5 @@
-"""The learner: a process next to the others that keeps the request log and grows new forests from it.
+"""The learner: a process next to the others that keeps the request log and learns from it: models of hidden
+states, and forests.
 
 The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its
 death affects no request: the predictor goes on with the last version, and ended answers wait in the socket.
@@ -22,10 +23,10 @@ import setproctitle
 from python_backends.linux.process_group import ASK
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import AnswerRecord
-from python_backends.prediction.learning import Fit, is_due, learn_apart
+from python_backends.prediction.learning import Fit, are_states_due, is_due, learn_apart
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
-from python_backends.prediction.versions import current
+from python_backends.prediction.versions import Learned, current, existing
 from python_backends.settings import PredictionSettings, read_settings
 from python_backends.wires.records import LearnerEnd
 from python_backends.wires.run_directory import SETTINGS
@@ -84,11 +85,13 @@ class Learner:
         if now_s - self._looked_s < self._pause_s:
             return False
         self._looked_s = now_s
-        last = current(self._directory)
-        if last is not None and not last.path(self._directory).exists():
-            log.warning("%s is gone: another forest is grown", last.path(self._directory))
-            last = None
-        return is_due(self._log, self._settings.encoder, last)
+        for learned in Learned:
+            last = current(self._directory, learned)
+            if last is not None and existing(self._directory, learned) is None:
+                log.warning("%s is gone: it is learned again", last.path(self._directory))
+        return are_states_due(self._log, existing(self._directory, Learned.STATES)) or is_due(
+            self._log, self._settings.encoder, existing(self._directory)
+        )
 
     def close(self) -> None:
         self._log.close()
@@ -127,7 +130,7 @@ def main(run_directory: Path) -> None:
     while not stopping:
         learner.take(link.receive(WRITE_EVERY_S))
         if learner.learn_if_due():
-            log.info("learned: %s", current(directory))
+            log.info("learned: %s", [current(directory, each) for each in Learned])
     learner.take(link.receive(0.0))
     link.close()
     learner.close()

@@ -102,6 +102,15 @@ class LengthAnswer(Noun, frozen=True, eq=False):
     encoder: str = ""  # that made them
 
 
+class AtPromptEnd(Noun, frozen=True, eq=False):
+    """The hidden state at the end of a request's prompt, and what was predicted from it."""
+
+    state: Floats  # [hidden]
+    layer: int  # after so many layers
+    prediction: LengthPrediction | None = None  # None: nothing was learned yet
+    version: int = 0  # of the model that said so
+
+
 class AnswerRecord(Noun, frozen=True, eq=False):
     """One answer that has ended, for the request log."""
 
@@ -113,6 +122,7 @@ class AnswerRecord(Noun, frozen=True, eq=False):
     finish: Finish
     predicted: LengthAnswer
     user_input: str = ""  # only where prompts are kept
+    at_prompt_end: AtPromptEnd | None = None  # None: the engine gave no state
 
 
 class Cancel(Noun, frozen=True):

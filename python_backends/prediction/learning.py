@@ -2,8 +2,8 @@
 (Magnus: every three).
 
 A forest is grown when there are enough observations for a first one, when enough predictions since the last
-one were wrong, or when there are twice as many observations. It is grown in a process of its own, so that its
-memory is freed and it can be killed safely.
+one were wrong, or when there are twice as many observations; a model of hidden states when there is a tenth
+more answers. Both in a process of its own, so that its memory is freed and it can be killed safely.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from pathlib import Path
 
 from python_backends.prediction.forest import grow
 from python_backends.prediction.request_log import RequestLog
-from python_backends.prediction.versions import Version, next_number, publish
+from python_backends.prediction.state_model import learned
+from python_backends.prediction.versions import Learned, Version, existing, next_number, publish
 
 MIN_OBSERVATIONS = 100  # for a first forest
 MIN_WRONG = 10  # wrong predictions since the last forest, for another one
 MAX_WRONG, MAX_ORDINARY = 2000, 2000  # observations of one fit, which takes some seconds of one processor
+MIN_STATES = 50  # answers for a first model of hidden states
+MIN_MORE, MORE = 25, 0.1  # answers more than the last one was learned from, for another one
 MAX_FIT_S = 120  # of a processor
 MAX_WAIT_S = 2 * 3600.0  # a fit that hangs
 
@@ -35,6 +38,29 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
     if log.num_lessons(encoder, last.last_id, wrong_only=True) >= MIN_WRONG:
         return True
     return known >= 2 * last.num_observations and last.num_observations < MAX_WRONG + MAX_ORDINARY
+
+
+def are_states_due(log: RequestLog, last: Version | None) -> bool:
+    if last is None:
+        return log.num_states() >= MIN_STATES
+    return log.num_states(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
+
+
+def learn_states(directory: Path) -> Version | None:
+    """The next model of hidden states, from the log, becomes the current one. None if there is nothing to
+    learn from.
+    """
+    started_s = time.process_time()
+    log = RequestLog(directory)
+    last_id, known = log.last_id(), log.states()
+    log.close()
+    if known is None:
+        return None
+    model, number = learned(known), next_number(directory, Learned.STATES)
+    fit_s = round(time.process_time() - started_s, 2)
+    version = Version(number, time.time(), fit_s, len(known), "", last_id, Learned.STATES)
+    publish(directory, version, model.save)
+    return version
 
 
 def learn(directory: Path, encoder: str) -> Version | None:
@@ -52,12 +78,12 @@ def learn(directory: Path, encoder: str) -> Version | None:
     version = Version(
         number, time.time(), round(time.process_time() - started_s, 2), len(lessons), encoder, last_id
     )
-    publish(directory, version, forest)
+    publish(directory, version, forest.save)
     return version
 
 
 def learn_apart(directory: Path, encoder: str) -> Fit:
-    """`learn` in a process of its own, which this one does not wait for."""
+    """What is due, in a process of its own, which this one does not wait for."""
     process = multiprocessing.get_context("spawn").Process(
         target=_learn_within, args=(directory, encoder), name="gapless-fit", daemon=True
     )
@@ -79,4 +105,15 @@ def _learn_within(directory: Path, encoder: str) -> None:
     these may last for an hour.
     """
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_FIT_S, MAX_FIT_S + 5))
-    learn(directory, encoder)
+    learn_what_is_due(directory, encoder)
+
+
+def learn_what_is_due(directory: Path, encoder: str) -> None:
+    log = RequestLog(directory)
+    wants_states = are_states_due(log, existing(directory, Learned.STATES))
+    wants_forest = is_due(log, encoder, existing(directory))
+    log.close()
+    if wants_states:
+        learn_states(directory)
+    if wants_forest:
+        learn(directory, encoder)

@@ -20,7 +20,7 @@ LEVELS: Doubles = np.array(QUANTILE_LEVELS)
 EPSILON = 1e-9
 
 
-def order(lengths: Floats, ended: Flags) -> NDArray[np.int64]:
+def order(lengths: Floats | Doubles, ended: Flags) -> NDArray[np.int64]:
     """The order in which observations are sorted: by length, and for equal lengths the censored ones last."""
     return np.lexsort((~ended, lengths))  # type: ignore[no-any-return]
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.messages import AnswerRecord
+from python_backends.nouns.messages import AnswerRecord, AtPromptEnd
 from python_backends.nouns.request import Finish
 from python_backends.prediction.forest import Observations
 from python_backends.prediction.history import MAX_ANSWERS, Answered
+from python_backends.prediction.state_model import KnownStates
 
 FILE = "requests.sqlite"
 ERROR_TOKENS, ERROR_SHARE = 10, 0.1
@@ -36,6 +37,16 @@ CREATE TABLE IF NOT EXISTS answers (
   instruction_text TEXT, input_text TEXT);           -- NULL: not kept
 CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS NOT NULL;
 """
+# logs of older versions have no such columns
+_OF_STATES = {
+    "state": "BLOB",  # hidden, at the end of the prompt; NULL: the engine gave none, or it is an old one
+    "state_layer": "INTEGER",
+    "end_mean": "REAL",  # as predicted from it; NULL: nothing was
+    "end_quantiles": "BLOB",
+    "end_version": "INTEGER",
+}
+_STATES_INDEX = "CREATE INDEX IF NOT EXISTS states ON answers (id) WHERE state IS NOT NULL"
+MAX_STATES = 4000  # the newest ones: 9 MB of a model with 576 numbers
 
 
 def instruction_id(text: str) -> int:
@@ -68,6 +79,11 @@ class RequestLog:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(_SCHEMA)
+            known = {row[1] for row in self._file.execute("PRAGMA table_info(answers)")}
+            for name, kind in _OF_STATES.items():
+                if name not in known:
+                    self._file.execute(f"ALTER TABLE answers ADD COLUMN {name} {kind}")
+            self._file.execute(_STATES_INDEX)
         else:
             self._file.execute("PRAGMA query_only=1")
 
@@ -79,17 +95,22 @@ class RequestLog:
     def add(self, records: Sequence[AnswerRecord]) -> None:
         """Adds those whose length says something, and deletes the oldest above the limit."""
         rows = [_row(record) for record in records if record.finish == Finish.STOP or _was_cut(record)]
-        marks = ", ".join("?" * 15)
+        marks = ", ".join("?" * (15 + len(_OF_STATES)))
         with self._file:
             self._file.execute("BEGIN")
             self._file.executemany(
                 "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens,"
                 " num_output_tokens, ended, mean, quantiles, version, encoder, features, teaches, draw,"
-                f" instruction_text, input_text) VALUES ({marks})",
+                f" instruction_text, input_text, {', '.join(_OF_STATES)}) VALUES ({marks})",
                 rows,
             )
             self._file.execute(
                 "DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers]
+            )
+            self._file.execute(
+                "UPDATE answers SET state = NULL WHERE state IS NOT NULL AND id <="
+                " (SELECT id FROM answers WHERE state IS NOT NULL ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                [MAX_STATES],
             )
 
     # --- all processes read
@@ -136,6 +157,30 @@ class RequestLog:
         ]
         return _observations([*wrong, *ordinary], np.concatenate(weights))
 
+    def num_states(self, after_id: int = 0) -> int:
+        """The number of answers with a state after `after_id`."""
+        return int(self._one("SELECT COUNT(*) FROM answers WHERE state IS NOT NULL AND id > ?", after_id))
+
+    def states(self) -> KnownStates | None:
+        """The newest answers with a state, of the layer and size that the newest has; None if there are
+        none.
+        """
+        rows = self._file.execute(
+            "SELECT state, state_layer, num_output_tokens, ended FROM answers WHERE state IS NOT NULL"
+            " ORDER BY id DESC LIMIT ?",
+            [MAX_STATES],
+        ).fetchall()
+        alike = [row for row in rows if (len(row[0]), row[1]) == (len(rows[0][0]), rows[0][1])]
+        if not alike:
+            return None
+        states, layers, lengths, ended = zip(*alike, strict=True)
+        return KnownStates(
+            layers[0],
+            np.frombuffer(b"".join(states), "<f4").reshape(len(alike), -1),
+            np.array(lengths, np.float32),
+            np.array(ended, bool),
+        )
+
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """`columns` of the newest `count` answers, newest first."""
         return self._file.execute(
@@ -169,6 +214,20 @@ def _row(record: AnswerRecord) -> tuple[Any, ...]:
         random.random(),
         record.instruction if record.user_input else None,
         record.user_input or None,
+        *_at_prompt_end(record.at_prompt_end),
+    )
+
+
+def _at_prompt_end(given: AtPromptEnd | None) -> tuple[Any, ...]:
+    if given is None or not np.isfinite(given.state).all():
+        return (None,) * len(_OF_STATES)
+    said = given.prediction
+    return (
+        given.state.astype("<f4").tobytes(),
+        given.layer,
+        said and said.mean,
+        said and said.quantiles.astype("<f4").tobytes(),
+        given.version if said else None,
     )
 
 

@@ -1,22 +1,32 @@
-"""The learned forests as files: one for each version, and a small file that names the current version.
+"""What was learned, forests and models of hidden states, as files: one for each version, and a small file
+that names the current version.
 
-`current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete
-version at any time. The learner writes; the predictor and `make stats` read.
+The small file is replaced atomically after its version is whole on disk, so that a reader finds a complete
+version at any time. The learner writes; the predictors and `make stats` read.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from python_backends.linux.files import replace_file, write_whole
-from python_backends.prediction.forest import Forest
 
-CURRENT = "current.json"
-FOREST = "forest-{:06}.npz"
 KEPT = 3  # versions
+
+
+class Learned(StrEnum):
+    """Each begins the names of its files."""
+
+    FOREST = "forest"
+    STATES = "states"
+
+
+CURRENT = {Learned.FOREST: "current.json", Learned.STATES: "current-states.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +35,53 @@ class Version:
     learned_at_s: float  # Unix time
     fit_s: float  # processor time
     num_observations: int
-    encoder: str  # it understands the embeddings of this one
+    encoder: str  # it understands the embeddings of this one; empty for hidden states
     last_id: int  # of the request log: what it may have seen
+    learned: Learned = Learned.FOREST
 
     def path(self, directory: Path) -> Path:
-        return directory / FOREST.format(self.number)
+        return _path(directory, self.learned, self.number)
 
 
-def publish(directory: Path, version: Version, forest: Forest) -> None:
-    path = version.path(directory)
-    replace_file(path, forest.save)
-    write_whole(directory / CURRENT, json.dumps(asdict(version), indent=1))
-    numbers = sorted(_numbers(directory) - {version.number})
+def publish(directory: Path, version: Version, save: Callable[[Path], None]) -> None:
+    """`save` writes what was learned to a path."""
+    replace_file(version.path(directory), save)
+    write_whole(directory / CURRENT[version.learned], json.dumps(asdict(version), indent=1))
+    numbers = sorted(_numbers(directory, version.learned) - {version.number})
     for old in numbers[: -(KEPT - 1)]:
-        (directory / FOREST.format(old)).unlink(missing_ok=True)
+        _path(directory, version.learned, old).unlink(missing_ok=True)
 
 
-def current(directory: Path) -> Version | None:
-    """The current version; None if there is none, or if `current.json` can't be read."""
+def current(directory: Path, learned: Learned = Learned.FOREST) -> Version | None:
+    """The current version; None if there is none, or if the file that names it can't be read."""
     try:
-        version = Version(**json.loads((directory / CURRENT).read_text()))
+        version = Version(**json.loads((directory / CURRENT[learned]).read_text()) | {"learned": learned})
     except (OSError, ValueError, TypeError):
         return None
     counts = (version.number, version.num_observations, version.last_id)
     return version if all(isinstance(count, int) for count in counts) else None
 
 
-def next_number(directory: Path) -> int:
-    """One more than the number of the current version and of any version with its
-    forest here: `current.json` may be lost or damaged.
+def existing(directory: Path, learned: Learned = Learned.FOREST) -> Version | None:
+    """The current version, if its file is still there."""
+    last = current(directory, learned)
+    return last if last is not None and last.path(directory).exists() else None
+
+
+def next_number(directory: Path, learned: Learned = Learned.FOREST) -> int:
+    """One more than the number of the current version and of any version here: the file that names the
+    current one may be lost or damaged.
     """
-    last = current(directory)
-    return 1 + max(_numbers(directory) | {last.number if last else 0})
+    last = current(directory, learned)
+    return 1 + max(_numbers(directory, learned) | {last.number if last else 0})
 
 
-def _numbers(directory: Path) -> set[int]:
-    """The numbers of the versions that have their forests here."""
-    found = (re.fullmatch(r"forest-(\d+)\.npz", path.name) for path in directory.glob("forest-*.npz"))
+def _path(directory: Path, learned: Learned, number: int) -> Path:
+    return directory / f"{learned}-{number:06}.npz"
+
+
+def _numbers(directory: Path, learned: Learned) -> set[int]:
+    """The numbers of the versions that are here."""
+    names = (path.name for path in directory.glob(f"{learned}-*.npz"))
+    found = (re.fullmatch(rf"{learned}-(\d+)\.npz", name) for name in names)
     return {int(match[1]) for match in found if match}

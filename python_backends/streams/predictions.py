@@ -3,7 +3,8 @@ streams thread calls it.
 
 A length is asked for when it can be used: while requests compete for slots or memory (`ask_all`). Otherwise
 one request every `sample_every_s` is asked for, whichever comes next, so that there is something to learn
-from; of the others nothing is kept.
+from. What is predicted from the hidden state at the end of a prompt comes without being asked for, for every
+request; a length that is known so is not asked for any more. Of requests without either nothing is kept.
 
 No call blocks here: a question is put in a list that the caller empties, and an answer is taken when it
 comes. Only the log waits: an answer that has ended before its prediction came is logged when that comes.
@@ -19,11 +20,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from python_backends.nouns.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.messages import AnswerRecord, AtPromptEnd, LengthAnswer
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
+ERRORS = {
+    "text": "gapless_length_prediction_error_tokens",
+    "prompt": "gapless_length_error_at_prompt_end_tokens",
+}
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
 
@@ -45,6 +50,7 @@ class Predictions:
         # to be known, by request; None: not answered yet
         self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}
         self._had_begun: set[int] = set()  # of these, when they were asked for
+        self._computed: dict[int, AtPromptEnd] = {}  # open, and their prompts have been computed
         self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
         self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
         self._records: list[AnswerRecord] = []
@@ -59,11 +65,25 @@ class Predictions:
             self._sampled_s = now_s
             self._ask(request.request_id, self._unasked.pop(request.request_id))
 
+    def computed(self, request_id: int, at_prompt_end: AtPromptEnd) -> None:
+        """The prompt of a request has been computed."""
+        if request_id not in self._unasked and request_id not in self._open:
+            return
+        self._computed[request_id] = at_prompt_end
+        if at_prompt_end.prediction is not None:
+            self._metrics.count("gapless_length_predictions_total", labels=(("source", "state"),))
+
+    def is_known(self, request_id: int) -> bool:
+        """Whether its length was predicted from its hidden state."""
+        found = self._computed.get(request_id)
+        return found is not None and found.prediction is not None
+
     def ask_all(self, has_begun: Callable[[int], bool]) -> None:
         """The length of every open request is wanted: first of those that have not
         begun, then of the others, up to MAX_PENDING.
         """
-        unasked, self._unasked = self._unasked, {}
+        unasked = {each: subject for each, subject in self._unasked.items() if not self.is_known(each)}
+        self._unasked = {each: subject for each, subject in self._unasked.items() if each not in unasked}
         for request_id in sorted(unasked, key=has_begun):
             if has_begun(request_id):
                 if len(self._pending) == MAX_PENDING:
@@ -97,17 +117,21 @@ class Predictions:
         return makes_sense
 
     def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> None:
-        self._unasked.pop(request.request_id, None)
-        subject, answer = self._open.pop(request.request_id, (None, None))
-        if subject is None:
-            return
+        at_prompt_end = self._computed.pop(request.request_id, None)
+        unasked = self._unasked.pop(request.request_id, None)
+        subject, answer = self._open.pop(request.request_id, (unasked, NOTHING))
+        was_asked = unasked is None
         if request.request_id in self._had_begun:
             self._had_begun.discard(request.request_id)
             self._pending.pop(request.request_id, None)
+            was_asked, answer = False, NOTHING
+        if subject is None or not (was_asked or at_prompt_end):
             return
-        record = self._record(request, subject, num_output_tokens, finish)
+        record = self._record(request, subject, num_output_tokens, finish, at_prompt_end)
+        if at_prompt_end is not None:
+            self._observe("prompt", at_prompt_end.prediction, num_output_tokens, finish)
         if answer is not None:
-            self._observe(answer, num_output_tokens, finish)
+            self._observe("text", answer.prediction, num_output_tokens, finish)
             self._records.append(record.changed(predicted=answer))
             return
         self._ended[request.request_id] = record
@@ -120,7 +144,12 @@ class Predictions:
         return records
 
     def _record(
-        self, request: Request, subject: Subject, num_output_tokens: int, finish: Finish
+        self,
+        request: Request,
+        subject: Subject,
+        num_output_tokens: int,
+        finish: Finish,
+        at_prompt_end: AtPromptEnd | None,
     ) -> AnswerRecord:
         return AnswerRecord(
             at_s=time.time(),
@@ -131,6 +160,7 @@ class Predictions:
             finish=finish,
             predicted=NOTHING,
             user_input=subject.user_input if self._keep_prompts else "",
+            at_prompt_end=at_prompt_end,
         )
 
     def _count(self, answer: LengthAnswer) -> None:
@@ -139,10 +169,12 @@ class Predictions:
         source = "none" if answer.prediction is None else "forest" if answer.version else "history"
         self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
 
-    def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
-        if answer.prediction is not None and finish == Finish.STOP:
-            error = abs(answer.prediction.mean - num_output_tokens)
-            self._metrics.observe("gapless_length_prediction_error_tokens", error)
+    def _observe(
+        self, stage: str, prediction: LengthPrediction | None, num_output_tokens: int, finish: Finish
+    ) -> None:
+        if prediction is not None and finish == Finish.STOP:
+            error = abs(prediction.mean - num_output_tokens)
+            self._metrics.observe(ERRORS[stage], error)
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:

@@ -22,7 +22,9 @@ from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, reader
 from python_backends.nouns.request import Feedback, Idle, Request
-from python_backends.nouns.step import Evicted, Started, Tokens
+from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.prediction.place import directory_of
+from python_backends.prediction.state_predictor import StatePredictor
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import FAILED_INSIDE, SERVER_ENDS, StreamTable
@@ -93,6 +95,7 @@ class TritonPythonModel:
             Feedback: table.feedback,
             Idle: table.idle,
             Failed: table.failed,
+            PromptStates: self._prompts_computed,
             **self._instances.readers,
         }
         self._spans = _spans(trace_url)
@@ -100,6 +103,9 @@ class TritonPythonModel:
             self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s
         )
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
+        self._state_predictor = StatePredictor(partial(directory_of, everything))
+        if everything.exports_states:
+            self._state_predictor.start()
         # else nothing is learned
         self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None
         self._shown = SchedulerMetrics(self._metrics, table, self._loads)
@@ -136,6 +142,7 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self.life.end()
+        self._state_predictor.close()
         self._control.close()
         self._link.close()
         if self._records is not None:
@@ -221,10 +228,24 @@ class TritonPythonModel:
         for request_id, answer in self._predictor.take():
             if not self._predictions.answered(request_id, answer):
                 self._predictor.complain("it answers what can't be a length")
-            elif answer.prediction is not None:
+            elif answer.prediction is not None and not self._predictions.is_known(request_id):
                 self._table.predicted(request_id, answer.prediction)
         if self._predictor.is_free:
             self._predictor.ask(self._predictions.take_questions())
+
+    def _prompts_computed(self, prompts: PromptStates) -> None:
+        self._observe("lengths could not be predicted", partial(self._predict_by_states, prompts))
+
+    def _predict_by_states(self, prompts: PromptStates) -> None:
+        for request_id, state in zip(prompts.request_ids.tolist(), prompts.by_row(), strict=True):
+            stream = self._table.find(request_id)
+            if stream is None:
+                continue
+            most = stream.request.sampling.max_tokens
+            found = self._state_predictor.predict(state, prompts.layer, most)
+            self._predictions.computed(request_id, found)
+            if found.prediction is not None:
+                self._table.predicted(request_id, found.prediction)
 
     def _log_ended(self) -> None:
         ended = self._table.take_ended()

@@ -62,7 +62,7 @@ COUNTERS = {
     ),
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
-    "gapless_length_predictions_total": "Lengths predicted, by source: forest, history, none",
+    "gapless_length_predictions_total": "Lengths predicted, by source: state, forest, history, none",
     "gapless_instance_seconds_total": "Seconds that instances have run, summed over all instances",
     "gapless_scalings_total": "Times that there was one instance more or less, by direction: up, down",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
@@ -107,7 +107,10 @@ HISTOGRAMS = {
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
     "gapless_e2e_latency_seconds": "From arrival to the end of the answer",
     "gapless_queue_time_seconds": "From arrival to a slot",
-    "gapless_length_prediction_error_tokens": "Between the predicted mean length of an answer and its length",
+    "gapless_length_prediction_error_tokens": "Between the length of an answer and its mean as predicted from"
+    " its text",
+    "gapless_length_error_at_prompt_end_tokens": "Between the length of an answer and its mean as predicted"
+    " from the hidden state at the end of its prompt",
     "gapless_migration_seconds": "From the decision to move a running request until it goes on elsewhere",
     "gapless_migration_downtime_seconds": (
         "From the time when the source has stopped until the first token of the destination"
@@ -117,7 +120,11 @@ HISTOGRAMS = {
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, *(bound for bound in BOUNDS_S if bound <= 1.0))
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
-_BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
+_BOUNDS = {
+    "gapless_token_gap_seconds": GAP_BOUNDS_S,
+    "gapless_length_prediction_error_tokens": TOKEN_BOUNDS,
+    "gapless_length_error_at_prompt_end_tokens": TOKEN_BOUNDS,
+}
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sqlite3
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +13,21 @@ import numpy as np
 import pytest
 
 from python_backends.learner import Learner, lock
-from python_backends.nouns.messages import AnswerRecord
+from python_backends.nouns.messages import AnswerRecord, AtPromptEnd
 from python_backends.nouns.request import Finish
-from python_backends.prediction import learning
+from python_backends.prediction import learning, request_log
 from python_backends.prediction.forest import Forest, ForestError
-from python_backends.prediction.learning import Fit, is_due, learn, learn_apart
+from python_backends.prediction.learning import (
+    Fit,
+    are_states_due,
+    is_due,
+    learn,
+    learn_apart,
+    learn_states,
+)
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish
+from python_backends.prediction.state_model import StateModel
+from python_backends.prediction.versions import CURRENT, KEPT, Learned, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
 from tests.support.records import ENCODER, record
 from tests.support.server.serving import wait_for
@@ -115,9 +124,9 @@ def test_learning_goes_on_when_the_file_that_says_what_counts_is_lost_or_damaged
     log.add(answers(150, 2))
     for _ in range(KEPT + 2):
         learn(tmp_path, ENCODER)
-    (tmp_path / CURRENT).unlink()
+    (tmp_path / CURRENT[Learned.FOREST]).unlink()
     if damage is not None:
-        (tmp_path / CURRENT).write_bytes(damage.encode("latin-1"))
+        (tmp_path / CURRENT[Learned.FOREST]).write_bytes(damage.encode("latin-1"))
     assert current(tmp_path) is None
     assert is_due(log, ENCODER, current(tmp_path))
     for number in range(KEPT + 3, 2 * KEPT + 4):
@@ -138,7 +147,7 @@ def test_a_version_that_counts_is_kept_whatever_other_files_are_called(tmp_path:
         (tmp_path / f"forest-{number:06}.npz").write_bytes(b"")
     (tmp_path / "forest-mine.npz").write_bytes(b"")
     version = Version(2, 0.0, 0.0, 100, ENCODER, 100)
-    publish(tmp_path, version, forest)
+    publish(tmp_path, version, forest.save)
     assert Forest.load(version.path(tmp_path))
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
         *("forest-000002.npz", "forest-000008.npz", "forest-000009.npz", "forest-mine.npz")
@@ -234,9 +243,82 @@ def test_a_fit_is_ended_by_the_processor_time_that_it_has_used(
     """The kernel counts it, so a busy machine does not matter. SIGXCPU comes after the time that is left."""
     limits: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
-    monkeypatch.setattr(learning, "learn", lambda *_: None)
+    monkeypatch.setattr(learning, "learn_what_is_due", lambda *_: None)
     learning._learn_within(tmp_path, ENCODER)
     assert limits == [(resource.RLIMIT_CPU, (120, 125))]
+
+
+def with_states(count: int, seed: int = 0, finish: Finish = Finish.STOP) -> list[AnswerRecord]:
+    """Without features. The first of four numbers says the length: e to its power."""
+    states = np.random.default_rng(seed).normal(4, 1, (count, 4)).astype(np.float32)
+    return [
+        record(num_output=int(np.exp(state[0]).clip(1)), features=False, finish=finish).changed(
+            at_prompt_end=AtPromptEnd(state, 18)
+        )
+        for state in states
+    ]
+
+
+def test_hidden_states_are_learned_from_first_and_again_when_there_are_a_tenth_more(
+    tmp_path: Path, log: RequestLog
+) -> None:
+    log.add(with_states(learning.MIN_STATES - 1))
+    assert not are_states_due(log, None)
+    log.add(with_states(400, seed=1))
+    assert are_states_due(log, None)
+    version = learn_states(tmp_path)
+    assert version is not None
+    assert version == current(tmp_path, Learned.STATES)
+    assert current(tmp_path) is None, "no forest"
+    model = StateModel.load(version.path(tmp_path))
+    found = model.predict(np.array([5, 4, 4, 4], np.float32), 18, 10_000)
+    assert found is not None
+    assert found.mean == pytest.approx(np.exp(5), rel=0.15)
+    log.add(with_states(round(learning.MORE * version.num_observations) - 1, seed=2))
+    assert not are_states_due(log, version)
+    log.add(with_states(1, seed=3))
+    assert are_states_due(log, version)
+    assert not is_due(log, ENCODER, None), "there are no features"
+
+
+def test_of_hidden_states_only_those_like_the_newest_are_learned_from(log: RequestLog) -> None:
+    """Another version of the code may have taken them after another layer."""
+    log.add(with_states(30))
+    other = AtPromptEnd(np.ones(4, np.float32), 20)
+    log.add([each.changed(at_prompt_end=other) for each in with_states(3)])
+    known = log.states()
+    assert known is not None
+    assert (len(known), known.layer, known.states.shape) == (3, 20, (3, 4))
+
+
+def test_the_oldest_hidden_states_are_dropped_and_states_that_are_no_numbers_never_kept(
+    log: RequestLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_STATES", 10)
+    log.add(with_states(8))
+    broken = AtPromptEnd(np.array([np.nan, 1, 1, 1], np.float32), 18)
+    log.add([each.changed(at_prompt_end=broken) for each in with_states(5)])
+    log.add(with_states(8, seed=1))
+    assert (log.num_answers(), log.num_states()) == (21, 10)
+    known = log.states()
+    assert known is not None
+    assert known.states[0].tolist() == with_states(8, seed=1)[-1].at_prompt_end.state.tolist()  # type: ignore[union-attr]
+
+
+def test_a_log_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / request_log.FILE) as file:
+        file.executescript(request_log._SCHEMA)
+        file.execute("INSERT INTO answers (num_output_tokens, ended) VALUES (5, 1)")
+    log = RequestLog(tmp_path, 100)
+    log.add(with_states(2))
+    assert (log.num_answers(), log.num_states()) == (3, 2)
+
+
+def test_a_process_of_its_own_learns_what_is_due_and_nothing_else(tmp_path: Path, log: RequestLog) -> None:
+    log.add(with_states(learning.MIN_STATES))
+    assert ended(learn_apart(tmp_path, ENCODER)) == 0
+    assert current(tmp_path) is None
+    assert current(tmp_path, Learned.STATES) is not None
 
 
 def ended(fit: Fit) -> int:

@@ -11,7 +11,7 @@ from commands import stats
 from python_backends.nouns.request import Finish
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
-from python_backends.prediction.versions import CURRENT
+from python_backends.prediction.versions import CURRENT, Learned
 from python_backends.settings import load
 from tests.support.records import record
 
@@ -44,7 +44,7 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     )
     log.add([record("Sing", num_output=99, mean=20, finish=Finish.LENGTH), record("Sing")])
     log.close()
-    (directory / CURRENT).write_text(
+    (directory / CURRENT[Learned.FOREST]).write_text(
         '{"number": 7, "learned_at_s": 1.7e9, "fit_s": 2.5, "num_observations": 321, "encoder": "packaged",'
         ' "last_id": 1}'
     )

@@ -18,7 +18,7 @@ from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.nouns.messages import Cancel, Failed
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import PromptStates, StepPlan, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
@@ -65,6 +65,29 @@ def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
     expected = serve(0, inbox, 8)
     assert [len(expected[number]) for number in range(8)] == [10 + number for number in range(8)]
     assert serve(1, inbox, 8) == serve(2, inbox, 8) == expected
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_the_state_at_the_end_of_a_prompt_is_published_once_before_its_first_token(steps_ahead: int) -> None:
+    """Also of prompts in chunks, and not of a request that goes on after its first tokens."""
+    goes_on = submit(9, 40, max_tokens=10).changed(delivered=np.arange(3, dtype=np.int32))
+    inbox = [*[[submit(number, 5 + 10 * number, max_tokens=6)] for number in range(5)], [goes_on]]
+    published = served(steps_ahead, inbox, 6).published
+    states = [each for each in published if isinstance(each, PromptStates)]
+    lengths = {
+        int(number): int(state[0])
+        for each in states
+        for number, state in zip(each.request_ids, each.by_row(), strict=True)
+    }
+    assert lengths == {number: 5 + 10 * number for number in range(5)}
+    assert sum(len(each.request_ids) for each in states) == 5
+    assert {each.layer for each in states} == {1}
+    told: set[int] = set()
+    for each in published:
+        if isinstance(each, PromptStates):
+            told |= set(each.request_ids.tolist())
+        elif isinstance(each, Tokens):
+            assert set(each.request_ids.tolist()) <= told | {9}
 
 
 def test_a_stop_that_is_read_late_gives_no_token_more() -> None:

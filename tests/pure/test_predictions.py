@@ -14,7 +14,7 @@ import pytest
 
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import LengthAnswer, Predicted, Submit
+from python_backends.nouns.messages import AtPromptEnd, LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.nouns.step import Started, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -115,6 +115,52 @@ def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first()
     assert [number for number, _ in books.take_questions()] == [3, 4, 1, 2]
     books.ask_all(nobody)
     assert books.take_questions() == []
+
+
+def at_prompt_end(prediction: LengthPrediction | None = None) -> AtPromptEnd:
+    return AtPromptEnd(np.ones(4, np.float32), 18, prediction, 5 if prediction else 0)
+
+
+def test_every_request_whose_prompt_was_computed_is_logged_with_its_state() -> None:
+    """Whether it was asked for, had begun when it was, or nobody asked."""
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=Clock())
+    for number in range(3):
+        books.opened(request(number))
+    books.answered(0, LengthAnswer(GOOD, 1))
+    books.ask_all(lambda number: number == 1)
+    books.answered(1, LengthAnswer(GOOD, 1))
+    books.opened(request(3))
+    for number in range(4):
+        books.computed(number, at_prompt_end(GOOD if number == 3 else None))
+        books.ended(request(number), 7, Finish.STOP)
+    records = books.take_records()
+    assert [each.predicted.prediction is not None for each in records] == [True, False, False]
+    books.answered(2, LengthAnswer(GOOD, 1))
+    records += books.take_records()
+    assert [each.at_prompt_end is not None for each in records] == [True] * 4
+    errors = books._metrics.histograms["gapless_length_error_at_prompt_end_tokens"]
+    assert (sum(errors.counts), errors.sum) == (1, 2)
+    assert not any((books._unasked, books._open, books._computed, books._ended, books._had_begun))
+
+
+def test_a_length_that_its_state_tells_is_not_asked_for() -> None:
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=Clock())
+    for number in range(4):
+        books.opened(request(number))
+    books.take_questions()
+    books.computed(1, at_prompt_end(GOOD))
+    books.computed(2, at_prompt_end())
+    assert [books.is_known(number) for number in range(4)] == [False, True, False, False]
+    books.ask_all(nobody)
+    assert [number for number, _ in books.take_questions()] == [2, 3]
+    books.ended(request(1), 7, Finish.STOP)
+    assert [each.at_prompt_end is not None for each in books.take_records()] == [True]
+
+
+def test_a_state_of_a_request_that_is_not_open_is_ignored() -> None:
+    books = predictions()
+    books.computed(7, at_prompt_end(GOOD))
+    assert not books.is_known(7)
 
 
 def test_what_had_begun_before_it_was_asked_for_teaches_nothing() -> None:

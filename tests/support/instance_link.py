@@ -17,6 +17,7 @@ class Link:
 
     def __init__(self, inbox: Sequence[list[Any]]) -> None:
         self.inbox = list(inbox)
+        self.published: list[Any] = []
         self.loads: list[Load] = []
         self.answers: dict[int, list[int]] = {}
         self.num_ended = 0
@@ -25,6 +26,7 @@ class Link:
         return self.inbox.pop(0) if self.inbox else []
 
     def publish(self, messages: Sequence[Any]) -> None:
+        self.published += messages
         self.loads += [message for message in messages if isinstance(message, Load)]
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
             for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):

@@ -6,6 +6,8 @@ as simple; penalties and what restricts a draw change nothing. It keeps the mann
 (device-side rows, stop flags, steps launched ahead, a device that works while the loop goes on) and costs
 nothing, so tests of everything around an engine use it: `engine.kind = TOY`.
 
+The hidden state at the end of a prompt is (its length, slot).
+
 `engine.options` are `step_ms` (of each step), `poison_token` (the process dies when it computes this token)
 and `block_bytes` (of a KV block that is copied; default: those of its tokens).
 """
@@ -91,6 +93,7 @@ class ToyEngine:
             num_blocks=num_blocks,
             block_tokens=engine.block_tokens,
             fingerprint="toy",
+            state_layer=int(settings.exports_states),
         )
         options = dict(option.split("=") for option in engine.options.split())
         self._step_s = float(options.get("step_ms", 0)) / 1000
@@ -107,7 +110,7 @@ class ToyEngine:
         for operation in plan.operations:
             self._operate(operation)
         chunks = iter(np.split(plan.tokens, np.cumsum(plan.lengths[plan.num_decodes :])[:-1]))
-        sampled = []
+        sampled, states = [], []
         spans = zip(plan.slots, plan.starts, plan.samples, strict=True)
         for index, (slot, start, samples) in enumerate(spans):
             row = self._rows[int(slot)]
@@ -116,11 +119,21 @@ class ToyEngine:
                 self._compute(row, int(start), tokens)
             if samples:
                 sampled.append(self._sample(row))
+                if index >= plan.num_decodes:
+                    states.append((row.num_prompt, slot))
         tokens, finishes = np.array(sampled, np.int32).reshape(-1, 2).T.copy()
         scores = self._log_probs(plan, tokens)
         busy_s, gap_s = self._run_device()
         self._outputs.append(
-            StepOutput(plan.number, tokens, finishes.astype(np.uint8), scores, busy_s, gap_s)
+            StepOutput(
+                plan.number,
+                tokens,
+                finishes.astype(np.uint8),
+                scores,
+                busy_s,
+                gap_s,
+                np.array(states, np.float32) if states and self.limits.state_layer else None,
+            )
         )
         self._ends_s.append(self._idle_s)
 

@@ -19,7 +19,9 @@ from python_backends.moving.coordinator import Coordinator
 from python_backends.nouns.messages import FromInstance, Hello, Load
 from python_backends.nouns.order import Order
 from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, Subject
-from python_backends.nouns.step import Tokens
+from python_backends.nouns.step import PromptStates, Tokens
+from python_backends.prediction.state_model import StateModel
+from python_backends.prediction.versions import Learned, Version
 from python_backends.settings import dump, load
 from python_backends.wires import sessions
 from python_backends.wires.control import ask
@@ -255,3 +257,51 @@ def test_tokens_are_put_together_once_sending_takes_too_long(
     assert served.table.delivery.interval_s == 0
     served.tell(tokens(1, 5))
     wait_for(lambda: served.table.delivery.interval_s > 0, 10)
+
+
+class TestStates:
+    """Hidden states at the ends of prompts, as an instance gives them."""
+
+    STATE = np.array([3.0, 0.0], np.float32)
+
+    def learned(self, mean_tokens: float) -> Any:
+        lengths = np.full(30, mean_tokens)
+        return StateModel(18, np.zeros(2), np.log(mean_tokens), np.log(lengths), lengths, np.ones(30, bool))
+
+    def prompts(self, *numbers: int, layer: int = 18) -> PromptStates:
+        count = len(numbers)
+        states = np.tile(self.STATE, count)
+        return PromptStates(np.array(numbers, np.int64), np.zeros(count, np.int32), states, layer)
+
+    @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+    def test_every_request_is_predicted_when_its_prompt_has_been_computed(self, served: Model) -> None:
+        subject = Subject("Say it", "hello", 1)
+        sender = served.ask(1, subject=subject)
+        served.tell(self.prompts(1))
+        wait_for(lambda: served.model._predictions._computed, 10)
+        assert not served.model._predictions.is_known(1), "nothing was learned yet"
+        assert served.table.find(1).prediction is None
+        version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
+        served.model._state_predictor._known = version, self.learned(7)
+        served.tell(self.prompts(1, 99))
+        wait_for(lambda: served.model._predictions.is_known(1), 10)
+        assert served.table.find(1).prediction.mean == pytest.approx(7)
+        assert served.model._predictions._computed[1].version == 4
+        assert is_undisturbed(sender)
+
+    @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+    def test_a_predictor_that_raises_or_says_nonsense_harms_no_stream(
+        self, served: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sender = served.ask(1, subject=Subject("Say it", "hello", 1))
+        version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
+        broken = self.learned(7)
+        object.__setattr__(broken, "lengths", np.full(3, np.nan))
+        served.model._state_predictor._known = version, broken
+        served.tell(self.prompts(1), tokens(1, 5))
+        wait_for(lambda: len(served.table.find(1).tokens) == 1, 10)
+        monkeypatch.setattr(StateModel, "predict", lambda *_: 1 / 0)
+        served.tell(self.prompts(1), tokens(1, 5, 6))
+        wait_for(lambda: len(served.table.find(1).tokens) == 2, 10)
+        assert served.table.find(1).prediction is None
+        assert is_undisturbed(sender)
