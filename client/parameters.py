@@ -30,6 +30,9 @@ class As:
 class Parameters(TypedDict, total=False):
     """All parameters of a request."""
 
+    tools: Annotated[str, As("BYTES", "functions that the model is told of, as JSON")]
+    chat_template_kwargs: Annotated[str, As("BYTES", "more values for the chat template, as JSON")]
+    continue_final_message: Annotated[bool, As("BOOL", "the answer goes on with the last message")]
     text_input_is_rendered: Annotated[
         bool, As("BOOL", "the text is a whole prompt: special tokens in it are meant as such")
     ]

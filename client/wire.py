@@ -20,7 +20,7 @@ MODEL = "ensemble"
 LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
 TABLES = ("top_ids", "top_log_probs")  # outputs with several values for each token
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role and content; docs/parameters.md tells what more there may be
 # plain text, a chat to be rendered with the model's own template, or token ids
 Prompt = str | Sequence[Message] | Sequence[int]
 

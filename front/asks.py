@@ -69,6 +69,12 @@ class Ask(Struct, kw_only=True):
 
 class ChatAsk(Ask, kw_only=True):
     messages: list[Message]
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -83,6 +89,9 @@ class CompletionAsk(Ask, kw_only=True):
 class TokenizeAsk(Struct):
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeAsk(Struct):

@@ -26,7 +26,6 @@ IGNORED = frozenset(
             "prompt_cache_key",
             "prompt_cache_retention",
             "parallel_tool_calls",
-            "reasoning_effort",
             "verbosity",
         ),
         *("length_penalty", "spaces_between_special_tokens", "add_special_tokens"),
@@ -34,8 +33,6 @@ IGNORED = frozenset(
 )
 # what would change the answer and is not there: refused, except with these values, which ask for nothing
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
@@ -47,10 +44,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "modalities": (["text"],),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
-    "chat_template_kwargs": ({},),
     "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),

@@ -5,9 +5,10 @@ that the beginnings of two prompts of one conversation stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from client.wire import Message
 from front.turns import Turn
@@ -19,20 +20,42 @@ BETWEEN = "\n\n"  # two messages that became one
 
 def fitted(turns: Sequence[Turn], template: ChatTemplate | None) -> list[Message]:
     """Returns the messages for the ensemble."""
-    plain = [_with_calls_as_text(turn) for turn in turns]
+    plain = list(turns)
+    if template is None or not template.probe.arguments:
+        plain = [_with_calls_as_text(turn) for turn in plain]
     if template is not None and len(plain) <= MAX_TURNS:
         plain = _written(plain, template)
-    return [{"role": turn.role, "content": turn.content} for turn in plain]
+    names = {call.id: call.name for turn in plain for call in turn.calls}
+    return [_message(turn, names) for turn in plain]
+
+
+def _message(turn: Turn, names: Mapping[str, str]) -> Message:
+    """`names`: of the tools that were called, by the call's id."""
+    made: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in turn.calls
+        ]
+    if turn.role == "assistant" and turn.thought:
+        made["reasoning_content"] = turn.thought
+    if turn.role == "tool" and turn.call_id in names:
+        made |= {"tool_call_id": turn.call_id, "name": names[turn.call_id]}
+    return made
 
 
 def _written(turns: list[Turn], template: ChatTemplate) -> list[Turn]:
     """Changes no more than it takes until the template writes all turns; nothing if it never does."""
     changed = turns
     for change in CHANGES:
-        if template.probe.writes_all(tuple(turn.role for turn in changed)):
+        if template.probe.writes_all(_kinds(changed)):
             return changed
         changed = change(changed)
-    return changed if template.probe.writes_all(tuple(turn.role for turn in changed)) else turns
+    return changed if template.probe.writes_all(_kinds(changed)) else turns
+
+
+def _kinds(turns: Sequence[Turn]) -> tuple[str, ...]:
+    return tuple(turn.kind for turn in turns)
 
 
 def _with_calls_as_text(turn: Turn) -> Turn:
@@ -58,7 +81,8 @@ def _merged(turns: list[Turn]) -> list[Turn]:
     for _role, several in groupby(turns, lambda turn: turn.role):
         first, *others = several
         content = BETWEEN.join(turn.content for turn in (first, *others) if turn.content)
-        merged.append(replace(first, content=content))
+        calls = tuple(call for turn in (first, *others) for call in turn.calls)
+        merged.append(replace(first, content=content, calls=calls))
     return merged
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from front.anthropic.asks import CountAsk, check
-from front.anthropic.turns import turns_of
+from front.anthropic.prompt import prompt_of
 from front.asks import DetokenizeAsk, TokenizeAsk
 from front.errors import of_door, refused
 from front.fields import read_body
-from front.fitting import fitted
 from front.messages import plain_messages
 from front.model import Model
+from front.tools import extras_of, of_openai
 from python_backends.nouns.request import Ids, RefusedError
 from python_backends.settings import Settings
 from python_backends.text.door.door import ANY_ENGINE, Door, open_door
@@ -39,7 +39,9 @@ class Tokenizing:
         if (ask.prompt is None) == (ask.messages is None):
             raise refused("prompt", ", messages: exactly one of them must be given")
         if ask.messages is not None:
-            ids = self._ids(messages=json.dumps(plain_messages(ask.messages, self._model)))
+            tools, named = of_openai(ask.tools or ()), ask.chat_template_kwargs or {}
+            extras = extras_of(self._model, tools, named, bool(ask.continue_final_message))
+            ids = self._ids(messages=json.dumps(plain_messages(ask.messages, self._model)), **extras)
         else:
             ids = self._ids(text_input=ask.prompt)
         return {"count": len(ids), "max_model_len": self._model.max_tokens, "tokens": ids.tolist()}
@@ -49,8 +51,8 @@ class Tokenizing:
         ask = read_body(body, CountAsk)
         check(ask)
         self._model.adapter(ask.model)
-        messages = fitted(turns_of(ask), self._model.template)
-        return {"input_tokens": len(self._ids(messages=json.dumps(messages)))}
+        messages, extras = prompt_of(ask, self._model)
+        return {"input_tokens": len(self._ids(messages=json.dumps(messages), **extras))}
 
     def detokenize(self, body: bytes) -> dict[str, Any]:
         """Raises ProblemError."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from python_backends.text.door.template_probe import CALL
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -32,6 +34,11 @@ class Turn:
     calls: tuple[Call, ...] = ()  # of an assistant
     call_id: str = ""  # of a tool's answer
     thought: str = ""  # of an assistant, before its content
+
+    @property
+    def kind(self) -> str:
+        """As the probe of a chat template names it."""
+        return CALL if self.calls else self.role
 
 
 def arguments_of(given: Any) -> Any:

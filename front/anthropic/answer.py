@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
 from client.async_client import AsyncClient
+from client.parameters import Parameters
 from client.wire import Piece
 from front.anthropic import errors
 from front.anthropic.asks import MessagesAsk, check
-from front.anthropic.turns import turns_of
+from front.anthropic.prompt import prompt_of
 from front.fields import read_body
-from front.fitting import fitted
 from front.model import Model
 from front.parameters import parameters_of
 from front.responses import Events, Manner, Whole, event
@@ -37,8 +37,9 @@ class Message:
 
     def __init__(self, ask: MessagesAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
-        messages = fitted(turns_of(ask), model.template)
+        messages, extras = prompt_of(ask, model)
         (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
+        parameters.update(cast(Parameters, extras))
         if ask.stop_sequences:
             parameters["return_log_probs"] = True  # and the tokens: which word ended it
         self._is_streamed = bool(ask.stream)

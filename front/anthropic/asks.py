@@ -28,6 +28,7 @@ class CountAsk(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 class MessagesAsk(CountAsk, kw_only=True):
@@ -37,7 +38,6 @@ class MessagesAsk(CountAsk, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    output_config: dict[str, Any] | None = None
 
     @property
     def plain(self) -> Ask:
@@ -57,7 +57,7 @@ def check(ask: CountAsk) -> None:
     if forced in ("any", "tool"):
         said = f" = {forced!r}: an answer can't be made to call a tool here; leave it out, or send auto"
         raise refused("tool_choice.type", said, "unsupported_value")
-    if isinstance(ask, MessagesAsk) and (ask.output_config or {}).get("format"):
+    if (ask.output_config or {}).get("format"):
         raise refused(
             "output_config.format", ": answers don't follow a schema here; leave it out", "unsupported_value"
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
 from client.async_client import AsyncClient
+from client.parameters import Parameters
 from client.wire import Piece
 from front.errors import refused
 from front.fields import read_body
@@ -19,6 +20,7 @@ from front.open_responses.turns import turns_of
 from front.parameters import parameters_of
 from front.responses import Events, Manner, Whole
 from front.tokens import TokenTexts
+from front.tools import extras_of, of_openai, thinking
 from front.until_full import MOST_TOKENS, until_full
 
 
@@ -38,7 +40,10 @@ class Answer:
         longest = ask.max_output_tokens
         if longest is not None and longest < 1:
             raise refused("max_output_tokens", f" = {longest}: must be at least 1")
+        named = thinking((ask.reasoning or {}).get("effort"), "reasoning.effort")
+        extras = extras_of(model, of_openai(ask.given_tools), named)
         (parameters,) = parameters_of(ask.plain, longest and min(longest, MOST_TOKENS), model)
+        parameters.update(cast(Parameters, extras))
         if ask.wants_log_probs:
             parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
         self._is_streamed = bool(ask.stream)

@@ -53,6 +53,15 @@ class ResponsesAsk(Struct, kw_only=True):
         )
 
     @property
+    def given_tools(self) -> list[dict[str, Any]]:
+        """Those of the request, and those that its items add."""
+        if self.tool_choice == "none":
+            return []
+        items = self.input if isinstance(self.input, list) else []
+        added = [item.get("tools") for item in items if item.get("type") == "additional_tools"]
+        return [*(self.tools or ()), *(tool for each in added if isinstance(each, list) for tool in each)]
+
+    @property
     def wants_log_probs(self) -> bool:
         return LOG_PROBS in (self.include or ()) or bool(self.top_logprobs)
 

@@ -9,6 +9,7 @@ from typing import Any
 from front.errors import ProblemError
 from front.open_responses.asks import ResponsesAsk
 from front.responses import event
+from front.tools import of_openai
 
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of errors within a stream, by status
 TOO_LONG = "context_length_exceeded"
@@ -137,7 +138,10 @@ def head_of(ask: ResponsesAsk, model: str) -> dict[str, Any]:
         "temperature": ask.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": "none" if ask.tool_choice == "none" else "auto",
-        "tools": [],
+        "tools": [
+            {"type": "function", "parameters": None, "strict": None, **tool["function"]}
+            for tool in of_openai(ask.given_tools)
+        ],
         "top_logprobs": ask.top_logprobs or 0,
         "top_p": ask.top_p,
         "truncation": "disabled",

@@ -10,19 +10,31 @@ as typed, too, and the request is refused if the texts differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from jinja2 import TemplateError, nodes
 
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import Checkpoint
+from python_backends.text.door.chat import (
+    NONE,
+    Extras,
+    Message,
+    changed,
+    changed_message,
+    texts_of,
+    texts_of_message,
+)
 from python_backends.text.door.special_tokens import Guard, SpecialTokens
-from python_backends.text.door.template_probe import TemplateProbe, searched
+from python_backends.text.door.template_probe import CALL, TEXT, TemplateProbe, searched
 from python_backends.text.door.template_sandbox import begin_rendering, environment
 
-Message = Mapping[str, str]
+Given = tuple[Sequence[Message], Extras]
 
 # a prompt has at most MAX_FRAME characters and this many for each character of its messages
 OUTPUT_PER_INPUT = 4
@@ -57,28 +69,31 @@ class ChatTemplate:
         written = self.probe.written(tokens)
         return frozenset(token for token in written if not any(token in text for text in self._searched))
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """Like `render`, but refuses a message that the template leaves out. Raises RefusedError."""
-        rendered = self.render(messages)
+    def prompt(self, messages: Sequence[Message], extras: Extras = NONE) -> str:
+        """Like `render`, but refuses what the template leaves out. Raises RefusedError."""
+        rendered = self.render(messages, extras)
         self._refuse_what_is_left_out(messages)
+        if extras.tools and not self.probe.writes_tools:
+            raise RefusedError("tools: the model's chat template leaves them out of the prompt")
         return rendered
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], extras: Extras = NONE) -> str:
         """Returns the prompt up to the start of the assistant's answer, with its special tokens in the secret
         spelling. Raises RefusedError.
         """
-        contents = [message["content"] for message in messages]
-        guard = self._special.guard(contents)
+        given = ([self._as_written(message) for message in messages], extras)
+        texts = [*(text for each in given[0] for text in texts_of_message(each)), *texts_of(extras.tools)]
+        guard = self._special.guard(texts)
         now = datetime.now()  # the same for all that are compared
-        disarmed = [guard.disarm(content, self._kept) for content in contents]
-        rendered = self._rendered(messages, disarmed, guard, now)
-        if self._kept is not None and any(map(self._kept.search, contents)):
-            others = self._rendered(messages, list(map(guard.disarm, contents)), guard, now)
+        disarmed = _changed(given, lambda text: guard.disarm(text, self._kept))
+        rendered = self._rendered(disarmed, guard, now)
+        if self._kept is not None and any(map(self._kept.search, texts)):
+            others = self._rendered(_changed(given, guard.disarm), guard, now)
             if self._special.among(others) != self._special.among(rendered):
                 raise RefusedError(
                     "messages: the model's chat template would make special tokens of parts of their contents"
                 )
-        if disarmed != contents and guard.typed(rendered) != self._rendered(messages, contents, guard, now):
+        if disarmed != given and guard.typed(rendered) != self._rendered(given, guard, now):
             raise RefusedError(
                 "messages: the model's chat template counts, cuts or escapes characters of their contents"
                 " that special tokens have as well; this is not supported"
@@ -86,7 +101,14 @@ class ChatTemplate:
         return guard.arm(rendered)
 
     def _refuse_what_is_left_out(self, messages: Sequence[Message]) -> None:
-        left_out = self.probe.left_out(tuple(message["role"] for message in messages))
+        for i, message in enumerate(messages):
+            if message.get("tool_calls") and not self.probe.arguments:
+                raise RefusedError(
+                    f"messages[{i}].tool_calls: the model's chat template leaves them out of the prompt"
+                )
+        left_out = self.probe.left_out(
+            tuple(CALL if message.get("tool_calls") else message["role"] for message in messages)
+        )
         for i in sorted(left_out):
             if messages[i]["content"].strip():
                 known = self.probe.known
@@ -96,29 +118,59 @@ class ChatTemplate:
                     f" message out of the prompt{here}; it writes {', '.join(known) or 'no messages of text'}"
                 )
 
-    def _rendered(
-        self, messages: Sequence[Message], contents: Sequence[str], guard: Guard, now: datetime
-    ) -> str:
-        """Returns what the template makes of the messages with these contents in place of theirs."""
-        given = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+    def _as_written(self, message: Message) -> Message:
+        """With a call's arguments as the template takes them."""
+        if not message.get("tool_calls") or self.probe.arguments != TEXT:
+            return message
+        calls = [
+            {**call, "function": {**call["function"], "arguments": _json_of(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+        return {**message, "tool_calls": calls}
+
+    def _rendered(self, given: Given, guard: Guard, now: datetime) -> str:
         try:
-            return self._written(given, now)
+            return self._written(*given, now)
         # a template may raise anything; the client receives the reason
         except Exception as error:
             reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error
 
-    def _written(self, messages: Sequence[Message], now: datetime | None = None) -> str:
-        num_chars = sum(len(message["content"]) for message in messages)
+    def _written(
+        self, messages: Sequence[Message], extras: Extras = NONE, now: datetime | None = None
+    ) -> str:
+        """Returns what the template makes of a chat."""
+        num_chars = sum(len(text) for message in messages for text in texts_of_message(message))
+        num_chars += sum(map(len, texts_of(extras.tools)))
         begin_rendering(num_chars, now or datetime.now())
         pieces = self._template.generate(
+            **extras.named,
             messages=list(messages),
-            tools=None,
+            tools=list(extras.tools) or None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=not extras.continues,
             **self._named_tokens,
         )
-        return _bounded(pieces, MAX_FRAME + OUTPUT_PER_INPUT * num_chars)
+        written = _bounded(pieces, MAX_FRAME + OUTPUT_PER_INPUT * num_chars)
+        return _open_ended(written, messages[-1]["content"]) if extras.continues else written
+
+
+def _changed(given: Given, change: Callable[[str], str]) -> Given:
+    messages, extras = given
+    tools = tuple(changed(tool, change) for tool in extras.tools)
+    return [changed_message(message, change) for message in messages], replace(extras, tools=tools)
+
+
+def _json_of(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _open_ended(written: str, last: str) -> str:
+    """Returns the prompt up to the end of its last message's content."""
+    for content in (last, last.strip()):
+        if content and (begin := written.rfind(content)) >= 0:
+            return written[: begin + len(content)]
+    raise TemplateError("it does not end with the content of the last message, which is to be continued")
 
 
 def _bounded(pieces: Iterable[str], limit: int) -> str:

@@ -114,7 +114,8 @@ class Door:
             ids = self.encoder.framed(ids)
         self._check_length(name, len(ids))
         self._check_rows(name, ids)
-        continues = is_plain or (name == "text_input" and self._ends_within_a_text(ids))
+        is_open = name == "text_input" or values["extras"].continues
+        continues = is_plain or (is_open and self._ends_within_a_text(ids))
         return Prompt(name, ids, text, continues, encoding)
 
     def _rendered(self, values: Values) -> str:
@@ -124,7 +125,7 @@ class Door:
             return self.special.spelled(text) if self._is_rendered(values) else str(text)
         if self.template is None:
             raise RefusedError("messages: this model has no chat template; send text_input")
-        return self.template.prompt(values["messages"])
+        return self.template.prompt(values["messages"], values["extras"])
 
     def _is_rendered(self, values: Values) -> bool:
         said = values["text_input_is_rendered"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.nouns.request import BASE, MAX_STOP_WORDS, AdapterVersion, ModelLimits, RefusedError
+from python_backends.text.door.chat_fields import EXTRAS
 from python_backends.text.door.prompt_fields import PromptBounds, read_prompt
 from python_backends.text.door.table import (
     ALL_FIELDS,
@@ -64,7 +65,9 @@ class FieldReader:
         _refuse_unsupported(fields)
         prompt = read_prompt(fields, self.prompt)
         values = {
-            name: self._value(fields, name, field) for name, field in ALL_FIELDS.items() if name not in prompt
+            name: self._value(fields, name, field)
+            for name, field in ALL_FIELDS.items()
+            if name not in prompt and name not in EXTRAS
         }
         self._check(fields, values)
         if values["text_input_is_rendered"] and prompt["text_input"] is None:

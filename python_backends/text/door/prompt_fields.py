@@ -11,11 +11,11 @@ from typing import Any
 
 from python_backends.nouns.request import Ids, RefusedError
 from python_backends.settings import LimitSettings
-from python_backends.text.door.values import Fields, ids, shown, string, unicode
+from python_backends.text.door.chat import texts_of_message
+from python_backends.text.door.chat_fields import read_extras, read_message
+from python_backends.text.door.values import Fields, ids, shown, string
 
 PROMPTS = ("text_input", "messages", "input_ids")
-# templates write the role between special tokens: no other words are allowed
-ROLES = ("system", "developer", "user", "assistant", "tool")
 BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 
@@ -47,13 +47,16 @@ def bounds(limits: LimitSettings, max_model_tokens: int, num_rows: int) -> Promp
 
 
 def read_prompt(fields: Fields, prompt: PromptBounds) -> dict[str, Any]:
-    """Returns the prompt by the name of its field, None by the others. Raises RefusedError."""
+    """Returns the prompt by the name of its field, None by the others; what belongs to a chat as `extras`.
+    Raises RefusedError.
+    """
     given = [name for name in PROMPTS if name in fields]
     if len(given) != 1:
         said = f"{' and '.join(given)} were" if given else "none was"
         raise RefusedError(f"{', '.join(PROMPTS)}: exactly one of them must be given, {said}")
     readers = {"text_input": _text, "messages": _messages, "input_ids": _ids}
-    return {name: readers[name](fields, prompt) if name in given else None for name in PROMPTS}
+    made = {name: readers[name](fields, prompt) if name in given else None for name in PROMPTS}
+    return {**made, "extras": read_extras(fields, prompt.max_json_bytes, prompt.limit)}
 
 
 def _text(fields: Fields, prompt: PromptBounds) -> str:
@@ -64,7 +67,7 @@ def _ids(fields: Fields, prompt: PromptBounds) -> Ids:
     return ids(fields, "input_ids", prompt.num_rows - 1)
 
 
-def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...]:
+def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, Any], ...]:
     text = string(fields, "messages", prompt.max_json_bytes, prompt.limit)
     try:
         messages = json.loads(text)
@@ -78,22 +81,10 @@ def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...
             f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's"
             " context"
         )
-    read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
-    size = sum(len(message["content"].encode()) for message in read)
+    read = tuple(read_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    size = sum(len(text.encode()) for message in read for text in texts_of_message(message))
     if size > prompt.max_bytes:
         raise RefusedError(
             f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}"
         )
     return read
-
-
-def _message(name: str, message: Any) -> dict[str, str]:
-    if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        raise RefusedError(
-            f"{name} = {shown(message)}: must be an object with role and content, and nothing else"
-        )
-    if message["role"] not in ROLES:
-        raise RefusedError(f"{name}.role = {shown(message['role'])}: must be one of {', '.join(ROLES)}")
-    if not isinstance(message["content"], str):
-        raise RefusedError(f"{name}.content = {shown(message['content'])}: must be a string")
-    return {"role": message["role"], "content": unicode(f"{name}.content", message["content"])}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tokenizers import Encoding
 
-from python_backends.text.door.chat_template import Message
+from python_backends.text.door.chat import Message
 
 MAX_INSTRUCTION_CHARS = 200  # a longer text before the first colon or line break is not an instruction
 MAX_READ_CHARS = 1024  # of each; an encoder reads less

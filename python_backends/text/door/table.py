@@ -54,6 +54,9 @@ FIELDS: dict[str, Field] = {
     # the prompt
     "text_input": Field("STRING", "plain text"),
     "messages": Field("STRING", "a chat as JSON, rendered with the model's template"),
+    "tools": Field("STRING", "functions that the template may tell the model of, as JSON"),
+    "chat_template_kwargs": Field("STRING", "more values for the template, as JSON"),
+    "continue_final_message": Field("BOOL", "true: the answer goes on with the last message", False),
     "input_ids": Field("INT32", "the token ids of the whole prompt", most=LAST_TOKEN, is_list=True),
     "text_input_is_rendered": Field(
         "BOOL", "true: text_input is a whole prompt, and special tokens in it are meant as such"

@@ -7,19 +7,24 @@ special. Owned by the chat template.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 from jinja2 import nodes
 
-from python_backends.text.door.prompt_fields import ROLES
+from python_backends.text.door.chat import Extras
+from python_backends.text.door.chat_fields import ROLES
 from python_backends.text.longest import longest_of
 
 Roles = tuple[str, ...]
-Render = Callable[[Sequence[dict[str, str]]], str]
+Render = Callable[..., str]  # of messages, and Extras where there are some
+
+CALL = "call"  # in Roles: an assistant that calls a tool
+OBJECT, TEXT = "object", "text"  # how a template takes a call's arguments
 
 MAX_KEPT = 64  # messages of a chat whose result is kept
 _PROBE = re.compile("qz([0-9]+)x", re.IGNORECASE)
@@ -56,10 +61,33 @@ class TemplateProbe:
         written = {roles[place] for roles, prompt in self._prompts.items() for place in _places(prompt)}
         return [role for role in ROLES if role in written]
 
+    @cached_property
+    def arguments(self) -> str:
+        """How the template takes a call's arguments: OBJECT or TEXT. Empty: it writes no calls."""
+        for kind in (OBJECT, TEXT):
+            try:
+                prompt = self._render([_probe(0, "user"), _probe(1, CALL, kind), _probe(2, "tool")])
+            except Exception:  # a template may raise anything
+                continue
+            if {1, VALUE} <= _places(prompt):
+                return kind
+        return ""
+
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the template tells the model which tools there are."""
+        tool = {"type": "function", "function": {"name": f"qz{VALUE}x", "description": "", **_SCHEMA}}
+        try:
+            prompt = self._render([_probe(0, "user")], Extras(tools=(tool,)))
+        except Exception:  # a template may raise anything
+            return False
+        return VALUE in _places(prompt)
+
     def prompt(self, roles: Roles) -> str | None:
         """Returns the prompt of a chat of these roles; None if the template refuses it."""
+        arguments = self.arguments if CALL in roles else ""
         try:
-            return self._render([{"role": role, "content": f"qz{i}x"} for i, role in enumerate(roles)])
+            return self._render([_probe(i, role, arguments) for i, role in enumerate(roles)])
         except Exception:  # a template may raise anything
             return None
 
@@ -77,11 +105,27 @@ class TemplateProbe:
 
     def _writes_all(self, roles: Roles) -> bool:
         prompt = self.prompt(roles)
-        return prompt is not None and len(_places(prompt)) == len(roles)
+        return prompt is not None and _places(prompt).issuperset(range(len(roles)))
 
     def _left_out(self, roles: Roles) -> frozenset[int]:
         prompt = self.prompt(roles)
         return frozenset() if prompt is None else frozenset(range(len(roles))) - _places(prompt)
+
+
+VALUE = 1_000_000  # the probe in a call's arguments: no chat is so long
+_SCHEMA = {"parameters": {"type": "object", "properties": {}, "required": []}}
+
+
+def _probe(i: int, role: str, arguments: str = "") -> dict[str, Any]:
+    """The message at place i. `arguments`: how those of a call are written; empty: as nothing."""
+    if role == "tool":
+        return {"role": role, "content": f"qz{i}x", "tool_call_id": "call00000", "name": "tool"}
+    if role != CALL:
+        return {"role": role, "content": f"qz{i}x"}
+    given: Any = {"value": f"qz{VALUE}x"}
+    function = {"name": f"qz{i}x", "arguments": json.dumps(given) if arguments == TEXT else given}
+    call = {"id": "call00000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _places(prompt: str) -> set[int]:

@@ -18,6 +18,7 @@ from front.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask, events, sent
+from tests.support.text.templates import TOOLS, template
 
 PATH = "/v1/messages"
 BODY: dict[str, Any] = {"model": "toy", "max_tokens": 9, "messages": MESSAGES}
@@ -160,6 +161,26 @@ def test_the_header_that_changes_with_each_request_is_not_in_the_prompt(join: st
         assert turns(("user", "x"), system=blocks)[0] == Turn("system", "You are")
     assert turns(("user", HEADER.format("1"))) == [Turn("user", HEADER.format("1"))], "the user's own words"
     assert turns(("user", "x"), system=HEADER.format("1")) == [Turn("user", "x")]
+
+
+def test_tools_thinking_and_an_answer_that_is_begun_go_to_the_template(
+    front: Front, ensemble: Ensemble
+) -> None:
+    front.model.__dict__["template"] = template(TOOLS)
+    schema = {"properties": {"path": {"type": "string"}}}
+    tools = [
+        {"name": "ls", "description": "lists", "input_schema": schema, "cache_control": {}},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ]
+    messages = [*MESSAGES, {"role": "assistant", "content": "def read"}]
+    body = {**BODY, "messages": messages, "tools": tools, "thinking": {"type": "disabled"}}
+    ask(front, PATH, {**body, "output_config": {"effort": "low"}})
+    (asked,) = ensemble.asked
+    function = {"name": "ls", "description": "lists", "parameters": {"type": "object", **schema}}
+    assert json.loads(asked["tools"]) == [{"type": "function", "function": function}]
+    named = {"enable_thinking": False, "reasoning_effort": "low"}
+    assert json.loads(asked["chat_template_kwargs"]) == named
+    assert asked["continue_final_message"] is True
 
 
 def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -> None:

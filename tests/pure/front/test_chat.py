@@ -21,6 +21,7 @@ from front.model import defaults
 from python_backends.settings import SettingsError
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
+from tests.support.text.templates import TOOLS, template
 
 
 def post(front: Front, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
@@ -189,6 +190,56 @@ def test_defaults_are_those_of_generation_config(file: dict[str, Any], expected:
     assert defaults(file) == expected
 
 
+def test_tools_and_values_go_to_the_template_that_writes_tools(
+    sdk: openai.OpenAI, ensemble: Ensemble, front: Front
+) -> None:
+    """Else they are left out."""
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}},
+        {"type": "custom", "custom": {"name": "patch", "description": "a patch"}},
+        {"type": "web_search"},
+    ]
+    fields: Any = {"reasoning_effort": "none", "extra_body": {"chat_template_kwargs": {"depth": 3}}}
+    sdk.chat.completions.create(model="toy", messages=MESSAGES, tools=tools, **fields)
+    assert "tools" not in ensemble.asked[0]
+    front.model.__dict__["template"] = template(TOOLS)
+    sdk.chat.completions.create(model="toy", messages=MESSAGES, tools=tools, **fields)
+    (named, asked) = (json.loads(ensemble.asked[1][name]) for name in ("chat_template_kwargs", "tools"))
+    assert named == {"reasoning_effort": "none", "enable_thinking": False, "depth": 3}
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    assert asked == [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": "patch", "description": "a patch", "parameters": text}},
+    ]
+    sdk.chat.completions.create(model="toy", messages=MESSAGES, tools=tools, tool_choice="none")
+    assert "tools" not in ensemble.asked[2]
+
+
+def test_calls_and_thoughts_go_to_the_template_that_writes_calls(
+    sdk: openai.OpenAI, ensemble: Ensemble, front: Front
+) -> None:
+    front.model.__dict__["template"] = template(TOOLS)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x.py"}]},
+    ]
+    sdk.chat.completions.create(model="toy", messages=messages)
+    called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert json.loads(ensemble.asked[0]["messages"])[1:] == [
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]},
+        {"role": "tool", "content": "x.py", "tool_call_id": "c1", "name": "f"},
+    ]
+
+
+def test_an_answer_may_go_on_with_the_last_message(sdk: openai.OpenAI, ensemble: Ensemble) -> None:
+    messages: Any = [*MESSAGES, {"role": "assistant", "content": "def read"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    sdk.chat.completions.create(model="toy", messages=messages, extra_body=extra)
+    assert ensemble.asked[0]["continue_final_message"] is True
+
+
 # --- errors
 
 
@@ -205,7 +256,13 @@ def test_defaults_are_those_of_generation_config(file: dict[str, Any], expected:
             None,
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", None),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+        ({"tools": {}}, "tools", "invalid_type"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", None),
+        ({"functions": [{"name": "f"}]}, "functions", "unsupported_value"),
+        ({"reasoning_effort": "<|end|>"}, "reasoning_effort", "invalid_value"),
+        ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "invalid_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
         ({"n": 0}, "n", "invalid_value"),
         ({"n": 129}, "n", "invalid_value"),

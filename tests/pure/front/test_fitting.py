@@ -6,9 +6,7 @@ import pytest
 
 from front.fitting import fitted
 from front.turns import Call, Turn
-from python_backends.text.door.chat_template import ChatTemplate
-from python_backends.text.door.special_tokens import SpecialTokens
-from tests.support.text.checkpoints import byte_level_tokenizer
+from tests.support.text.templates import TEXTS, TOOLS, template
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FIRST_SYSTEM = (
@@ -28,10 +26,6 @@ CHAT = [
     Turn("user", "v"),
 ]
 CALL = 'a\n<tool_call>\n{"name": "ls", "arguments": {"p": 1}}\n</tool_call>'
-
-
-def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, {}, SpecialTokens(byte_level_tokenizer(), frozenset()))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,13 @@ def test_what_a_template_leaves_out_or_refuses_is_written_otherwise_at_its_place
     assert made == expected
 
 
-@pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM])
+@pytest.mark.parametrize("source", [TOOLS, TEXTS])
+def test_calls_stay_calls_where_the_template_writes_them(source: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": {"p": 1}}}
+    assert fitted(CHAT, template(source))[2] == {"role": "assistant", "content": "a", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM, TOOLS])
 def test_a_longer_conversation_begins_as_the_shorter_one(source: str) -> None:
     """So its prompt does too."""
     shorter, longer = fitted(CHAT[:4], template(source)), fitted(CHAT, template(source))

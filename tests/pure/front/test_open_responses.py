@@ -19,6 +19,7 @@ from front.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask, events
+from tests.support.text.templates import TOOLS, template
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "toy", "input": "Convert"}
@@ -144,6 +145,25 @@ def test_fields_arrive_as_the_ensemble_calls_them(front: Front, ensemble: Ensemb
         {"role": "user", "content": "Convert"},
     ]
     assert (asked["max_tokens"], asked["temperature"], asked["top_p"]) == (9, 0.5, 0.25)
+
+
+def test_functions_go_to_the_template_and_other_tools_are_skipped(front: Front, ensemble: Ensemble) -> None:
+    front.model.__dict__["template"] = template(TOOLS)
+    schema = {"type": "object", "properties": {}}
+    inner = [{"type": "function", "name": "g"}, {"type": "custom", "name": "patch", "format": {}}]
+    tools = [
+        {"type": "function", "name": "f", "description": "d", "parameters": schema, "strict": True},
+        {"type": "namespace", "name": "all", "tools": inner},
+        {"type": "tool_search"},
+    ]
+    added = {"type": "additional_tools", "tools": [{"type": "function", "name": "late"}]}
+    conversation = [{"role": "user", "content": "x"}, added]
+    answer = ask(front, PATH, {**BODY, "input": conversation, "tools": tools})[2]
+    Response.model_validate(answer, strict=True)
+    asked = [tool["function"] for tool in json.loads(ensemble.asked[0]["tools"])]
+    assert [tool["name"] for tool in asked] == ["f", "g", "patch", "late"]
+    assert asked[0] == {"name": "f", "description": "d", "parameters": schema}
+    assert [tool["name"] for tool in answer["tools"]] == ["f", "g", "patch", "late"]
 
 
 def test_without_a_limit_the_answer_may_fill_the_context_and_a_larger_one_is_cut(

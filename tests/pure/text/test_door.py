@@ -425,7 +425,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     (
         "messages",
         '[{"role": "user"}]',
-        "messages[0] = {'role': 'user'}: must be an object with role and content, and nothing else",
+        "messages[0] = {'role': 'user'}: must be an object with role and content, and nothing else; an"
+        " assistant's may have tool_calls and reasoning_content, a tool's tool_call_id and name",
     ),
     (
         "messages",

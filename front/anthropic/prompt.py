@@ -1,0 +1,30 @@
+"""The prompt of a message: for the ensemble, and for its tokens to be counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from client.wire import Message
+from front.anthropic.asks import CountAsk
+from front.anthropic.turns import turns_of
+from front.fitting import fitted
+from front.model import Model
+from front.tools import extras_of, of_anthropic, thinking
+
+THINKS = {"enabled": True, "disabled": False}  # other types: as the template does by itself
+
+
+def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], dict[str, Any]]:
+    """Returns the messages, and what belongs to them. An answer goes on with an assistant's message that is
+    the last one. Raises ProblemError.
+    """
+    turns = turns_of(ask)
+    last = turns[-1]
+    continues = last.role == "assistant" and bool(last.content) and not last.calls
+    kind = (ask.thinking or {}).get("type")
+    named = thinking((ask.output_config or {}).get("effort"), "output_config.effort")
+    if isinstance(kind, str) and kind in THINKS:
+        named["enable_thinking"] = THINKS[kind]
+    is_none = (ask.tool_choice or {}).get("type") == "none"
+    tools = () if is_none else of_anthropic(ask.tools or ())
+    return fitted(turns, model.template), extras_of(model, tools, named, continues)

@@ -1,0 +1,98 @@
+"""The tools of a request, and what else the chat template is given besides the messages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from front.errors import refused
+from front.model import Model
+
+log = logging.getLogger("gapless.front")
+
+Tool = dict[str, Any]  # as templates take them: type, and function
+EFFORT = re.compile(r"[\w-]{1,32}", re.ASCII)
+# of a custom tool, which takes any text
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_said: set[str] = set()
+
+
+def function(given: Any) -> Iterator[Tool]:
+    """Yields the function that `given` describes by name, description and parameters; nothing if it has no
+    name.
+    """
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        names = ("name", "description", "parameters")
+        yield {"type": "function", "function": {name: given[name] for name in names if given.get(name)}}
+
+
+def of_openai(tools: Iterable[Any], is_inside: bool = False) -> Iterator[Tool]:
+    """Yields the functions among a chat's or a response's tools: in the former each has an object of the name
+    of its type, in the latter none. Custom tools are functions with one text, and a namespace has tools in
+    it. Others are skipped.
+    """
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            continue
+        kind = str(tool.get("type"))[:40]
+        given = tool.get(kind, tool)
+        if kind == "function":
+            yield from function(given)
+        elif kind == "custom" and isinstance(given, Mapping):
+            yield from function({**given, "parameters": INPUT})
+        elif kind == "namespace" and not is_inside and isinstance(tool.get("tools"), list):
+            yield from of_openai(tool["tools"], is_inside=True)
+        else:
+            _say(f"skipped: tools of the type {kind!r}")
+
+
+def of_anthropic(tools: Iterable[Any]) -> Iterator[Tool]:
+    """Yields the functions among a message's tools; those of Anthropic's servers are skipped."""
+    for tool in tools:
+        if isinstance(tool, Mapping) and isinstance(tool.get("input_schema"), Mapping):
+            yield from function({**tool, "parameters": {"type": "object", **tool["input_schema"]}})
+        elif isinstance(tool, Mapping):
+            _say(f"skipped: tools of the type {str(tool.get('type'))[:40]!r}")
+
+
+def thinking(effort: Any, name: str) -> dict[str, Any]:
+    """Returns what templates are told of `effort`, a word; "none": no thoughts. Raises ProblemError."""
+    if effort is None:
+        return {}
+    if not isinstance(effort, str) or not EFFORT.fullmatch(effort):
+        raise refused(name, ": must be a word, such as none, low, medium or high")
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
+def extras_of(
+    model: Model, tools: Iterable[Tool], named: Mapping[str, Any], continues: bool = False
+) -> dict[str, Any]:
+    """Returns what belongs to the messages that the ensemble is asked with."""
+    made: dict[str, Any] = {}
+    given = list(tools)
+    if given and model.template is not None and model.template.probe.writes_tools:
+        made["tools"] = _json(given, "tools")
+    elif given:
+        _say("skipped: all tools, because the model's chat template does not write them")
+    if named:
+        made["chat_template_kwargs"] = _json(named, "chat_template_kwargs")
+    if continues:
+        made["continue_final_message"] = True
+    return made
+
+
+def _json(value: Any, name: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise refused(name, ": is nested too deeply") from None
+
+
+def _say(said: str) -> None:
+    """Once."""
+    if said not in _said and len(_said) < 100:
+        _said.add(said)
+        log.info("%s", said)
