@@ -41,7 +41,7 @@ class Message:
         (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
         if ask.stop_sequences:
-            parameters["return_log_probs"] = True  # and the tokens: which word ended it
+            parameters["return_output_ids"] = True  # which word ended it
         self._is_streamed = bool(ask.stream)
         self._came = until_full(client, (messages, parameters), self._is_streamed)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)

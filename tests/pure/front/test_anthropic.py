@@ -74,8 +74,8 @@ def test_the_stop_word_that_ended_an_answer_is_named(
     ids = tokenizer.encode("a" + behind, add_special_tokens=False).ids
     ids += [] if behind else [min(front.model.end_ids)]
     ensemble.pieces = (
-        Piece("a", output_ids=tuple(ids[:1]), output_log_probs=(-1.0,)),
-        Piece("", "stop", output_ids=tuple(ids[1:]), output_log_probs=(-1.0,) * len(ids[1:])),
+        Piece("a", output_ids=tuple(ids[:1])),
+        Piece("", "stop", output_ids=tuple(ids[1:])),
     )
     body = {**BODY, "stop_sequences": ["xy", "b"]}
     end = events(front, PATH, body)[-2][1]["delta"] if stream else ask(front, PATH, body)[2]
