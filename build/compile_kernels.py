@@ -35,6 +35,7 @@ from python_backends.engine.model.description import Activation
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.torch import (
+    expert_kernel,
     fused_kernels,
     int8_kernel,
     paged_attention,
@@ -98,6 +99,7 @@ def variants(is_quick: bool) -> Iterator[Variant]:
     yield from _of_rows()
     yield from _draws()
     yield from _int8()
+    yield from _experts()
 
 
 def _of_rows() -> Iterator[Variant]:
@@ -127,6 +129,19 @@ def _int8() -> Iterator[Variant]:
         product, unaligned = int8_kernel._int8_product, frozenset(("num_rows",))
         constants = tile | {"INPUTS": int8_kernel.inputs_of(DTYPES[dtype])}
         yield Variant("int8_product", dtype, product, types, constants, unaligned)
+
+
+def _experts() -> Iterator[Variant]:
+    for dtype in DTYPES:
+        for has_scale in (False, True):
+            pointer = f"*{dtype}"
+            types = {"x": pointer, "ends": "*i64", "weight": "*i8" if has_scale else pointer}
+            types |= {"scale": pointer, "out": pointer, "num_outputs": "i32", "num_inputs": "i32"}
+            constants: dict[str, Any] = {"EXPERTS": 128, "PADDED": 128, "HAS_SCALE": has_scale}
+            constants |= {"ROWS": expert_kernel.ROWS, "OUTPUTS": int8_kernel.OUTPUTS}
+            constants |= {"INPUTS": int8_kernel.inputs_of(DTYPES[dtype])}
+            what = f"{dtype}{' int8' if has_scale else ''}"
+            yield Variant("expert_product", what, expert_kernel._expert_product, types, constants)
 
 
 def _draws() -> Iterator[Variant]:

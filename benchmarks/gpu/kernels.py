@@ -14,12 +14,14 @@ from torch import Tensor
 
 from benchmarks.gpu.report import Figure
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
-from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
+from python_backends.engine.model.description import Activation, Heads, Linear, Norm, NormKind
+from python_backends.engine.model.quantised import quantise
 from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.attention import attend, score_operator
 from python_backends.engine.torch.attention_spans import AttentionSpans, LayerAttention, PagedSpans
+from python_backends.engine.torch.experts import expert_products
 from python_backends.engine.torch.operators import ResidualNorm, gate_operator
 from python_backends.engine.torch.projection import MOST_KERNEL_ROWS, Int8Projection
 from python_backends.engine.torch.step_batch import StepBatcher
@@ -64,6 +66,8 @@ def kernels(device: str) -> Iterator[Figure]:
         )
         error = max(int8_errors(dtype, device))
         yield Figure("tokens", f"product with int8, {dtype}, largest error", error, "", f"<= {allowed}")
+        error = max(expert_errors(dtype, device))
+        yield Figure("tokens", f"products of experts, {dtype}, largest error", error, "", f"<= {allowed}")
     unlike = slots_written_otherwise(device)
     yield Figure(
         "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 5"
@@ -190,6 +194,25 @@ def int8_errors(dtype: torch.dtype, device: str) -> list[float]:
         found = Int8Projection(weight, scale, bias, kernels=True).forward(x).float()
         exact = (x.float() @ weight.float().T) * scale.float() + bias.float()
         errors.append(float((found - exact).abs().max() / exact.abs().max()))
+    return errors
+
+
+def expert_errors(dtype: torch.dtype, device: str) -> list[float]:
+    """Returns the largest differences between the products of rows with their experts by the kernel and by
+    torch in float32, compared with the largest value, for few rows and many, with float weights and int8.
+    """
+    errors = []
+    for counts in ([0, 1, 0], [3, 0, 65, 1, 0], [0] * 99 + [130, 2]):
+        weight = torch.randn((len(counts), 70, 96), device=device).to(dtype)
+        x = torch.randn((sum(counts), 96), device=device).to(dtype)
+        for linear in (Linear(weight, None), quantise(Linear(weight, None))):
+            found = expert_products(linear, kernels=True)(x, torch.tensor(counts, device=device).cumsum(0))
+            exact = linear.weight.float()
+            if linear.scale is not None:
+                exact *= linear.scale.float()[..., None]
+            own = exact.repeat_interleave(torch.tensor(counts, device=device), 0)  # of each row
+            expected = torch.einsum("ri,roi->ro", x.float(), own)
+            errors.append(float((found.float() - expected).abs().max() / expected.abs().max()))
     return errors
 
 

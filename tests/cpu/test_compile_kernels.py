@@ -37,6 +37,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
         "last_tokens",
         "append",
         "int8_product",
+        "expert_product",
         "place",
         "gated",
         "add_and_norm",

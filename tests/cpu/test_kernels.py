@@ -37,6 +37,7 @@ assert gpu_kernels.attention_error(Heads(4, 2, 16, 0.25), 16, 8.0, torch.bfloat1
 for width in (64, 1100):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
         assert max(gpu_kernels.int8_errors(dtype, "cpu")) < allowed, dtype
+        assert max(gpu_kernels.expert_errors(dtype, "cpu")) < allowed, dtype
         errors = [case() for case in gpu_kernels.fused_errors(width, dtype, "cpu")]
         assert max(errors) < allowed, (width, dtype, errors)
 for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
@@ -67,7 +68,7 @@ from tests.support.tiny_models import Agreement, Serving, TinyModel, build, rand
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 
 with tempfile.TemporaryDirectory() as directory:
-    for name in ("gemma2", "gpt_neox", "llama_grouped"):
+    for name in ("qwen3_moe", "gemma2", "gpt_neox", "llama_grouped"):
         model = TinyModel(Path(directory) / name, build(name), Agreement())
         model.model.save_pretrained(model.directory)
         requests = random_requests(2, seed=3, max_tokens=6)

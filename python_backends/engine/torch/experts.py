@@ -1,12 +1,15 @@
 """A mixture of experts: each row of a step goes through the few experts that the router chooses.
 
 The rows are put in the order of their experts, so that an expert is one product over all rows that chose it,
-be they one or many, and weights that no row chose are not read. Nothing is sent to the host but by a product
-without a kernel of ours, which needs to know there where the rows of an expert end.
+be they one or many, and weights that no row chose are not read. With a kernel of ours (`expert_kernel`)
+nothing of that goes to the host; without one, the host is told where the rows of an expert end, once a layer.
 Owns the weights; built by the decoder's blocks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,11 +48,20 @@ class ExpertProducts:
         return y
 
 
+def expert_products(linear: Linear, kernels: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Of rows and ends: see `ExpertProducts.forward`."""
+    if not kernels:
+        return ExpertProducts(linear).forward
+    from python_backends.engine.torch.expert_kernel import expert_product  # brings Triton's language
+
+    return partial(expert_product, weight=linear.weight, scale=linear.scale)
+
+
 class ChosenExperts:
     def __init__(self, experts: Experts, gate: Operator, kernels: bool) -> None:
         """`gate`: between the products of an expert."""
         self._router = projection_of(experts.router, kernels)
-        self._up, self._down = (ExpertProducts(each) for each in (experts.up, experts.down))
+        self._up, self._down = (expert_products(each, kernels) for each in (experts.up, experts.down))
         self._gate = gate
         self._chosen, self._normalised = experts.chosen, experts.normalised
         self._numbers = torch.arange(len(experts.router.weight), device=experts.router.weight.device)
@@ -58,9 +70,9 @@ class ChosenExperts:
         probabilities, experts = self._choose(x)
         order = experts.flatten().argsort(stable=True)
         ends = torch.searchsorted(experts.flatten()[order], self._numbers, right=True)
-        fed = self._gate(self._up.forward(x[order // self._chosen], ends))
+        fed = self._gate(self._up(x[order // self._chosen], ends))
         by_row = x.new_empty((len(order), x.shape[1]))
-        by_row[order] = self._down.forward(fed, ends)
+        by_row[order] = self._down(fed, ends)
         return torch.bmm(probabilities[:, None], by_row.view(len(x), self._chosen, -1))[:, 0]
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
