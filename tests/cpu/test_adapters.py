@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from python_backends.engine.protocol import Engine
+from python_backends.engine.torch.adapters.factors import Factors
+from python_backends.engine.torch.adapters.joined_adapters import JoinedRows
+from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, add_adapters
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import BASE, AdapterVersion, Request, Sampling
+from python_backends.nouns.step import Admit
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.view import Reserve
 from tests.support.peft_adapters import adapted_model
@@ -109,11 +115,14 @@ def mixed(serving: AdaptedServing, requests: Iterable[Request]) -> list[Request]
     return [request.changed(adapter=adapters[request.request_id % 4]) for request in requests]
 
 
+@pytest.mark.parametrize("joins", [False, True])
 def test_16_requests_over_the_base_and_three_adapters_give_the_tokens_of_peft(
-    peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+    joins: bool, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
 ) -> None:
     """Other ranks in the same step; prompts that are alike under different adapters; some are cancelled."""
-    serving = serve(one.engine(slots=16))
+    engine = one.engine(slots=16)
+    engine._adapters._joins = joins  # as on a GPU
+    serving = serve(engine)
     requests = mixed(serving, random_requests(16))
     serving.run(requests)
     alike = [
@@ -133,6 +142,74 @@ def test_16_requests_over_the_base_and_three_adapters_give_the_tokens_of_peft(
         peft.check(request, answers[request.request_id])
     started = [answers[request.request_id] for request in alike[:4]]
     assert len({tuple(answer) for answer in started}) == 4, "each adapter answers otherwise"
+
+
+def factors(names: str, rank: int) -> list[dict[str, Factors]]:
+    """Of one layer with products of 6 inputs and 10 outputs."""
+    return [{name: Factors(torch.randn(rank, 6), torch.randn(10, rank)) for name in names}]
+
+
+def slot_adapters(joins: bool, weights: list[list[dict[str, Factors]]]) -> SlotAdapters:
+    """Slot i has adapter i; the slot after the last one has none."""
+    made = SlotAdapters(torch.device("cpu"), joins)
+    for number, each in enumerate(weights):
+        made.install(f"{number}", each)
+        version = AdapterVersion("", "", f"{number}")
+        made.apply([Admit(number, 0, Sampling(1), 1, 0, np.zeros(0, np.int32), adapter=version)])
+    return made
+
+
+class Operators(TorchDispatchMode):
+    """Counts those that a device computes."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_adapters_in_one_product_add_the_same_as_one_after_the_other() -> None:
+    """Of other ranks and products; rows without one, and rows of padding, are not changed."""
+    torch.manual_seed(0)
+    weights = [factors("ab", 2), factors("a", 3), factors("b", 1)]
+    x, slots = torch.randn(9, 6), np.array([1, 0, 3, 2, 0, 3, 1], np.int32)
+    for rows in (slots, slots[:3], slots[::-1]):
+        for name in "abc":
+            alone, joined = (
+                add_adapters(torch.ones(9, 10), x, 0, name, slot_adapters(joins, weights).groups(rows))
+                for joins in (False, True)
+            )
+            torch.testing.assert_close(joined, alone, rtol=1e-5, atol=1e-5)
+            assert (joined[len(rows) :] == 1).all()
+
+
+@pytest.mark.parametrize("num_adapters", [2, 8])
+def test_on_a_gpu_a_product_takes_as_many_operators_whatever_the_number_of_adapters(
+    num_adapters: int,
+) -> None:
+    adapters = slot_adapters(True, [factors("a", 2)] * num_adapters)
+    groups = adapters.groups(np.arange(24, dtype=np.int32) % num_adapters)
+    with Operators() as operators:
+        add_adapters(torch.ones(24, 10), torch.randn(24, 6), 0, "a", groups)
+    assert operators.count == 5, "ones and randn, two products and a mask"
+
+
+def test_joined_adapters_stay_until_another_one_comes_or_one_is_dropped() -> None:
+    torch.manual_seed(1)
+    weights = [factors("a", 2) for _ in range(3)]
+    adapters, x = slot_adapters(True, weights), torch.randn(2, 6)
+    joined = []
+    for rows in ((0, 1), (1, 0), (1, 2)):
+        (group,) = adapters.groups(np.array(rows, np.int32))
+        assert isinstance(group, JoinedRows)
+        joined.append(group._joined)
+    assert joined[0] is joined[1] is not joined[2]
+    adapters.drop("0")
+    (after,) = adapters.groups(np.array((0, 2), np.int32))  # slot 0 keeps what it was admitted with
+    y = add_adapters(torch.zeros(2, 10), x, 0, "a", [after])
+    a, b = weights[0][0]["a"]
+    torch.testing.assert_close(y[0], x[0] @ a.T @ b.T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("max_loaded", [1, 2])

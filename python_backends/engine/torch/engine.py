@@ -118,7 +118,7 @@ class TorchEngine:
             raise SettingsError(
                 f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
             ) from error
-        self._adapters = SlotAdapters(self.device)
+        self._adapters = SlotAdapters(self.device, joins=self.device.type == "cuda")
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
         self._launcher = StepLauncher(self.decoder, self.state, self.cache, self._adapters, self._kernels)
 

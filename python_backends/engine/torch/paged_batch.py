@@ -17,7 +17,7 @@ from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.description import Heads
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdaptedRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import PagedSpans, chunk_rows
 from python_backends.engine.torch.paged_parts import divided
 from python_backends.engine.torch.step_batch import StepBatch, adapter_rows, chunk_places
@@ -55,7 +55,7 @@ class PagedBatcher:
         """
         return self._decodes(slots, ())
 
-    def _decodes(self, slots: Tensor, adapters: tuple[AdapterRows, ...]) -> StepBatch:
+    def _decodes(self, slots: Tensor, adapters: tuple[AdaptedRows, ...]) -> StepBatch:
         tokens, positions = self._state.decode_inputs(slots)
         spans = self._spans(len(slots), len(slots), slots, positions, None)
         return StepBatch(tokens, positions, spans, None, slots, np.arange(len(slots)), adapters)

@@ -23,7 +23,7 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdaptedRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
@@ -45,7 +45,7 @@ class StepBatch:
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
-    adapters: tuple[AdapterRows, ...] = ()  # of the rows that have one
+    adapters: tuple[AdaptedRows, ...] = ()  # of the rows that have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def chunk_places(plan: StepPlan) -> tuple[NDArray[np.int64], Ids]:
 
 def adapter_rows(
     adapters: SlotAdapters | None, plan: StepPlan, order: NDArray[np.intp]
-) -> tuple[AdapterRows, ...]:
+) -> tuple[AdaptedRows, ...]:
     """Of a batch with the decode rows of `plan` in `order`, then its chunks."""
     if adapters is None or not adapters.is_used(plan.slots):
         return ()
