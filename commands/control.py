@@ -28,7 +28,10 @@ REQUEST_COLUMNS = {  # and the fields of the status
     "instance": "instance",
     "prompt tokens": "prompt_tokens",
     "answer tokens": "tokens",
+    "predicted": "predicted_tokens",
     "seconds": "age_s",
+    "id": "id",
+    "place": "place",
     "waits for": "waits_for",
 }
 

@@ -62,9 +62,10 @@ async def serve(settings: Settings, run_directory: Path) -> None:
         longest_s=settings.server.ready_s,
     )
     async with LastingClient(url, patience) as client:
+        app = App(settings, run_directory, model, client, keys)
         server = uvicorn.Server(
             uvicorn.Config(
-                App(settings, run_directory, model, client, keys),
+                app,
                 host=host,
                 port=settings.front.port,
                 loop="asyncio",
@@ -76,6 +77,8 @@ async def serve(settings: Settings, run_directory: Path) -> None:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=END_S,
+                ssl_certfile=_file(settings.front.tls_certificate),
+                ssl_keyfile=_file(settings.front.tls_key),
             )
         )
 
@@ -83,9 +86,14 @@ async def serve(settings: Settings, run_directory: Path) -> None:
             server.should_exit = True
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)
-        beats = asyncio.create_task(_beat(board))
+        others = [asyncio.create_task(_beat(board)), asyncio.create_task(app.health.watch())]
         await server.serve()
-        beats.cancel()
+        for other in others:
+            other.cancel()
+
+
+def _file(path: str) -> str | None:
+    return str(ROOT / path) if path else None
 
 
 async def _beat(board: Board) -> None:
@@ -98,6 +106,9 @@ async def _beat(board: Board) -> None:
 def main(run_directory: Path) -> int:
     setproctitle.setproctitle("gapless-front")
     logging.basicConfig(level=logging.INFO, format="front: %(message)s", stream=sys.stderr)
+    lines = logging.getLogger("gapless.requests")
+    lines.propagate = False
+    lines.addHandler(logging.StreamHandler(sys.stderr))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     signal.signal(ASK, lambda *_: sys.exit(0))  # until it serves
     try:

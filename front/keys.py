@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from python_backends.settings import SettingsError
@@ -30,6 +30,11 @@ class Keys:
         given = authorization[len(SCHEME) :] if authorization.lower().startswith(SCHEME) else ""
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
         return True in [hmac.compare_digest(digest, known) for known in self._digests]
+
+
+def key_in(headers: Mapping[str, str]) -> str:
+    """Returns the key of a request as an Authorization header has it."""
+    return headers.get("authorization", "") or f"Bearer {headers.get('x-api-key', '')}"
 
 
 def read_keys(file: Path | None, of_environment: str) -> Keys:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -17,7 +17,8 @@ from client.async_client import AsyncClient
 from client.errors import GaplessError, RefusedError, UnavailableError
 from client.parameters import Parameters
 from client.retries import Retries
-from client.wire import Piece, Prompt
+from client.wire import Piece, Prompt, request_message
+from front.record import current
 
 MAX_LOST = 8  # attempts, one after the other, that brought no token: the request itself may end the server
 MAX_FAILED = 3  # such attempts that failed inside, while the server was there
@@ -55,7 +56,9 @@ class LastingClient(AsyncClient):
         attempts = _Attempts(self._patience)
         while True:
             try:
-                return await super().generate(prompt, **parameters)
+                async with contextlib.aclosing(self._asked(prompt, False, parameters)) as pieces:
+                    answers = [piece async for piece in pieces]
+                return answers[0]
             except GaplessError as error:
                 await attempts.wait_after(error)
 
@@ -70,7 +73,7 @@ class LastingClient(AsyncClient):
             if delivered:
                 asked["delivered_ids"] = delivered
             try:
-                async with contextlib.aclosing(super().stream(prompt, **asked)) as pieces:
+                async with contextlib.aclosing(self._asked(prompt, True, asked)) as pieces:
                     async for piece in pieces:
                         attempts.came(len(piece.output_ids))
                         delivered += piece.output_ids
@@ -82,6 +85,21 @@ class LastingClient(AsyncClient):
                 return
             except GaplessError as error:
                 await attempts.wait_after(error)
+
+    def _asked(
+        self, prompt: Prompt, is_streamed: bool, parameters: Mapping[str, Any]
+    ) -> AsyncGenerator[Piece, None]:
+        """One attempt, under the name of the HTTP request."""
+        request = request_message(prompt, is_streamed, parameters)
+        request.id = current().request_id
+        return self._noted(self._pieces(request))
+
+    async def _noted(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        async with contextlib.aclosing(pieces) as all_pieces:
+            last_s = 0.0
+            async for piece in all_pieces:
+                last_s = current().came(piece, last_s)
+                yield piece
 
 
 class _Attempts:

@@ -34,13 +34,13 @@ class Model:
         self.defaults = defaults({**sampling(directory), **open_source(directory).generation})
         self.end_ids = frozenset(self.checkpoint.eos_ids)
         self.board = board
-        self._num_instances = settings.cluster.most_instances
-        self._adapters = AdapterList(board, self._num_instances) if settings.adapters.directory else None
+        self.num_instances = settings.cluster.most_instances
+        self._adapters = AdapterList(board, self.num_instances) if settings.adapters.directory else None
 
     @property
     def limits(self) -> ModelLimits | None:
         """None before an instance has said them."""
-        return limits_of_any(self.board, self._num_instances)
+        return limits_of_any(self.board, self.num_instances)
 
     @property
     def max_tokens(self) -> int:
@@ -58,7 +58,7 @@ class Model:
     @property
     def has_instance(self) -> bool:
         """Whether one is ready."""
-        records = (InstanceRecord(self.board, number) for number in range(self._num_instances))
+        records = (InstanceRecord(self.board, number) for number in range(self.num_instances))
         return any(record.read()[0] is State.READY for record in records)
 
     def adapter(self, asked: str | None) -> str:

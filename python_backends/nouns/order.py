@@ -27,6 +27,7 @@ class Order:
     instance: int = -1  # to drain, to restore, or where the request is to go
     request: int = -1  # to move
     number: int = AUTO  # scale: this many instances should run; AUTO: the load or the settings decide
+    client_id: str = ""  # status: names the requests that their client calls so; empty: those that came first
 
 
 class RefusedOrderError(Exception):

@@ -155,6 +155,7 @@ class Request(Noun, frozen=True, eq=False):
     wants_output_ids: bool = False
     # the first tokens of the answer, which its client has from another server, or an earlier life of this one
     delivered: tuple[int, ...] = ()
+    client_id: str = ""  # what its client calls it: Triton's `id`, of the front x-request-id
 
     @property
     def max_total_tokens(self) -> int:

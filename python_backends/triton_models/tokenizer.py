@@ -28,6 +28,8 @@ from python_backends.watching.board import Board
 from python_backends.watching.instance_state import AdapterList, limits_of_any
 from python_backends.watching.launcher_record import is_draining
 
+MOST_ID_CHARS = 128  # of what a client calls its request
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -71,6 +73,9 @@ class TritonPythonModel:
         if isinstance(admitted, RefusedError):
             self._metrics.refused(INVALID)
             return failure(str(admitted), admitted.code)
+        client_id = request.request_id()[:MOST_ID_CHARS]
+        if client_id:
+            admitted = admitted.changed(client_id=client_id)
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 
 

@@ -39,7 +39,8 @@ class StreamTraceSpans:
             return
         request = stream.request
         started_ns, first_ns = stream.started_ns or now_ns, stream.first_token_ns or now_ns
-        self._spans.add("queue", parent, request.arrival_ns, started_ns)
+        called = {"request_id": request.client_id} if request.client_id else {}
+        self._spans.add("queue", parent, request.arrival_ns, started_ns, **called)
         if stream.started_ns:
             self._spans.add("prefill", parent, started_ns, first_ns, num_input_tokens=len(request.prompt))
         if stream.first_token_ns:

@@ -206,6 +206,10 @@ def test_the_status_says_what_waits_and_why(server: Server, capsys: pytest.Captu
     status = ask(server.directory, Order("status"))
     assert (status["ready"], status["open"], status["waiting"]) == (True, 2, {"step": 1})
     assert [each["waits_for"] for each in status["requests"]] == ["", "step"]
+    assert [each["place"] for each in status["requests"]] == [0, 1]
+    assert all(each["predicted_tokens"] > 0 for each in status["requests"])
+    assert status["drain_s"] >= 0
+    assert ask(server.directory, Order("status", client_id="nobody's"))["requests"] == []
     assert control.main(["--run-directory", str(server.directory), "requests"]) == 0
     assert capsys.readouterr().out.splitlines()[2].endswith("step")
 

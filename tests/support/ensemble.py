@@ -18,16 +18,18 @@ import grpc
 import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.async_client import AsyncClient
 from client.parameters import FORMATS
-from client.retries import Retries
 from client.wire import Piece
 from front.app import App
 from front.keys import Keys
+from front.lasting import LastingClient, Patience
 from front.model import Model
-from python_backends.settings import ModelSettings, Settings
+from python_backends.settings import FrontSettings, ModelSettings, Settings
 from python_backends.watching.board import Board
 
+ORIGIN = "https://chat.example.org"
+# no attempt after a first one that failed
+NO_PATIENCE = Patience(is_up=lambda: True, is_ending=lambda: True, longest_s=0.0)
 KINDS = {"output_ids": "INT32", "output_log_probs": "FP32", "top_ids": "INT32", "top_log_probs": "FP32"}
 
 
@@ -41,13 +43,16 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     error: str = ""
     errors: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)  # of the requests, as Triton calls them
     cancelled: threading.Event = field(default_factory=threading.Event)
     pause_s: float = 0.0  # before the first piece
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         """As Triton's service."""
-        asked = inputs_of(next(requests))
+        request = next(requests)
+        asked = inputs_of(request)
         self.asked.append(asked)
+        self.ids.append(request.id)
         if error := self.errors.pop(0) if self.errors else self.error:
             yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
             return
@@ -131,12 +136,14 @@ class Front:
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, self._grpc)
         port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
-        settings = Settings(model=ModelSettings(directory=str(model)))
+        settings = Settings(
+            model=ModelSettings(directory=str(model)), front=FrontSettings(allowed_origins=ORIGIN)
+        )
         self.board = Board()
         self.model = Model(settings, self.board)
 
         async def serve() -> None:
-            async with AsyncClient(f"127.0.0.1:{port}", retries=Retries(attempts=1)) as client:
+            async with LastingClient(f"127.0.0.1:{port}", NO_PATIENCE) as client:
                 app = App(settings, run_directory, self.model, client, keys)
                 config = uvicorn.Config(
                     app, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False

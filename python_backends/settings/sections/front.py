@@ -17,3 +17,20 @@ class FrontSettings:
         "file with the keys that clients of /v1 may have, one in each line, relative to this folder;"
         " GAPLESS_API_KEY is one more; without any, the front listens on this host alone",
     )
+    tls_certificate: str = setting(
+        "",
+        "file with the certificate chain of https, PEM, relative to this folder; empty: http",
+    )
+    tls_key: str = setting("", "file with its private key, PEM; empty: it is in the file of the certificate")
+    allowed_origins: str = setting(
+        "",
+        "origins whose pages may ask from a browser (CORS), joined by commas: https://chat.example.org; *:"
+        " any; empty: none",
+    )
+    log_requests: bool = setting(
+        True, "true: one line of JSON in the log for each request, without its text (docs/openai.md)"
+    )
+    vllm_metrics: bool = setting(
+        True,
+        "true: /metrics has its numbers under the names of vLLM, too, which dashboards and gateways read",
+    )

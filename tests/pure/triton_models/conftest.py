@@ -83,6 +83,10 @@ class Request:
     parameters_: dict[str, Any] = field(default_factory=dict)
     timeout_us: int = 0
     sender: Sender = field(default_factory=Sender)
+    id_: str = ""
+
+    def request_id(self) -> str:
+        return self.id_
 
     def get_response_sender(self) -> Sender:
         return self.sender
