@@ -76,8 +76,8 @@ def main(given: list[str] | None = None) -> int:
         if asked.command in SHOWN:
             _show(directory, asked)
         else:
-            numbers = (getattr(asked, name, AUTO) for name in ("instance", "request", "number"))
-            print(_result(directory, Order(asked.command, *numbers), asked.timeout))
+            numbers = {name: getattr(asked, name, AUTO) for name in ("instance", "request", "number")}
+            print(_result(directory, Order(asked.command, **numbers), asked.timeout))
     except RefusedOrderError as error:
         print(f"control: {error}", file=sys.stderr)
         return 1

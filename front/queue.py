@@ -33,7 +33,8 @@ class Queue:
 
     async def retry_after_s(self) -> int:
         """Returns in how many seconds the queue is expected to be drained, between LEAST_S and MOST_S."""
-        return min(MOST_S, max(LEAST_S, math.ceil((await self.status()).get("drain_s", 0.0))))
+        drain_s: float = (await self.status()).get("drain_s", 0.0)
+        return min(MOST_S, max(LEAST_S, math.ceil(drain_s)))
 
     async def requests(self, client_id: str) -> list[dict[str, Any]] | None:
         """Returns what is known of the open requests that their client calls so: one for each choice. None if
