@@ -76,8 +76,9 @@ def main(given: list[str] | None = None) -> int:
         if asked.command in SHOWN:
             _show(directory, asked)
         else:
-            numbers = {name: getattr(asked, name, AUTO) for name in ("instance", "request", "number")}
-            print(_result(directory, Order(asked.command, **numbers), asked.timeout))
+            names = ("instance", "request", "number")
+            instance, request, number = (getattr(asked, name, AUTO) for name in names)
+            print(_result(directory, Order(asked.command, instance, request, number), asked.timeout))
     except RefusedOrderError as error:
         print(f"control: {error}", file=sys.stderr)
         return 1
