@@ -1,4 +1,4 @@
-"""The process: `python -m front RUN_DIRECTORY`, started by the launcher."""
+"""The process: `python -m front RUN_DIRECTORY [NUMBER]`, started by the launcher."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from front.app import App
 from front.health import is_up
 from front.keys import VARIABLE, Keys, read_keys
 from front.lasting import LastingClient, Patience
+from front.listening import listen
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
 from python_backends.linux.process_group import ASK
 from python_backends.settings import ROOT, Settings, SettingsError, read_settings
-from python_backends.watching.board import FRONT, Board
+from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import is_draining
 from python_backends.wires.run_directory import SETTINGS
 
@@ -47,8 +48,8 @@ def where_to_listen(settings: Settings, keys: Keys) -> str:
     return LOOPBACK
 
 
-async def serve(settings: Settings, run_directory: Path) -> None:
-    """Raises SettingsError, CheckpointError and OSError."""
+async def serve(settings: Settings, run_directory: Path, number: int) -> None:
+    """Serves as the front process of this number. Raises SettingsError, CheckpointError and OSError."""
     file = ROOT / settings.front.api_keys if settings.front.api_keys else None
     keys = read_keys(file, os.environ.get(VARIABLE, ""))
     host = where_to_listen(settings, keys)
@@ -62,12 +63,10 @@ async def serve(settings: Settings, run_directory: Path) -> None:
         longest_s=settings.server.ready_s,
     )
     async with LastingClient(url, patience) as client:
-        app = App(settings, run_directory, model, client, keys)
+        app = App(settings, run_directory, model, client, keys, number)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                host=host,
-                port=settings.front.port,
                 loop="asyncio",
                 http="h11",
                 ws="none",
@@ -86,8 +85,8 @@ async def serve(settings: Settings, run_directory: Path) -> None:
             server.should_exit = True
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)
-        others = [asyncio.create_task(_beat(board)), asyncio.create_task(app.health.watch())]
-        await server.serve()
+        others = [asyncio.create_task(_beat(app)), asyncio.create_task(app.health.watch())]
+        await server.serve([listen(host, settings.front.port, settings.front.processes > 1)])
         for other in others:
             other.cancel()
 
@@ -96,14 +95,14 @@ def _file(path: str) -> str | None:
     return str(ROOT / path) if path else None
 
 
-async def _beat(board: Board) -> None:
+async def _beat(app: App) -> None:
     """Shows the launcher that the loop turns."""
     while True:
-        board.beat(FRONT)
+        app.shared_metrics.beat()
         await asyncio.sleep(BEAT_EVERY_S)
 
 
-def main(run_directory: Path) -> int:
+def main(run_directory: Path, number: int = 0) -> int:
     setproctitle.setproctitle("gapless-front")
     logging.basicConfig(level=logging.INFO, format="front: %(message)s", stream=sys.stderr)
     lines = logging.getLogger("gapless.requests")
@@ -112,7 +111,7 @@ def main(run_directory: Path) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     signal.signal(ASK, lambda *_: sys.exit(0))  # until it serves
     try:
-        asyncio.run(serve(read_settings(run_directory / SETTINGS), run_directory))
+        asyncio.run(serve(read_settings(run_directory / SETTINGS), run_directory, number))
     except (SettingsError, CheckpointError, OSError) as error:
         log.error("the front can't be started: %s", error)
         return 1
@@ -120,4 +119,4 @@ def main(run_directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

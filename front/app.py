@@ -9,11 +9,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from client.async_client import AsyncClient
 from front.anthropic.answer import answer_message
@@ -25,12 +24,15 @@ from front.errors import ProblemError, json_response
 from front.failures import HANDLERS, failure
 from front.health import Health
 from front.keys import Keys, key_in
-from front.metrics import CONTENT_TYPE, FrontMetrics
+from front.metrics import FrontMetrics
+from front.metrics_page import CONTENT_TYPE, Page
 from front.model import Model
 from front.models import describe, list_models
-from front.observed import REQUEST_IDS, Observed
+from front.observed import Observed
 from front.open_responses.answer import answer_response
+from front.origins import allow_origins
 from front.queue import Queue
+from front.shared_metrics import SharedMetrics
 from front.tokenizing import Tokenizing
 from python_backends.settings import Settings
 from python_backends.watching.launcher_record import is_draining
@@ -49,15 +51,24 @@ class App:
     """An ASGI application."""
 
     def __init__(
-        self, settings: Settings, run_directory: Path, model: Model, client: AsyncClient, keys: Keys
+        self,
+        settings: Settings,
+        run_directory: Path,
+        model: Model,
+        client: AsyncClient,
+        keys: Keys,
+        number: int = 0,
     ) -> None:
+        """`number`: of this front process."""
         self.health = Health(run_directory, settings.server.http_port, model, client)
         self._bodies = Bodies(settings.limits.max_prompt_bytes)
         self._model = model
         self._client = client
         self._keys = keys
         self._queue = Queue(run_directory)
-        self._metrics = FrontMetrics(model.name, settings.front.vllm_metrics)
+        metrics = FrontMetrics()
+        self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
+        self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
         routes = [
             Route("/", self._root),
@@ -73,8 +84,8 @@ class App:
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
         paths = [route.path for route in routes]
-        observed = Observed(self._guarded, self._metrics, self._queue, paths, settings.front.log_requests)
-        self._outermost = _shared(observed, settings.front.allowed_origins)
+        observed = Observed(self._guarded, metrics, self._queue, paths, settings.front.log_requests)
+        self._outermost = allow_origins(observed, settings.front.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -97,7 +108,7 @@ class App:
         return json_response({"status": "ok" if healthy else "not ready"}, 200 if healthy else 503)
 
     async def _show_metrics(self, _request: Request) -> Response:
-        text = self._metrics.text(await self._queue.status())
+        text = self._page.text(self.shared_metrics.of_all(), await self._queue.status())
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _models(self, _request: Request) -> Response:
@@ -132,14 +143,3 @@ class App:
             return json_response(await asyncio.to_thread(work, await self._bodies.read(request)))
 
         return endpoint
-
-
-def _shared(app: ASGIApp, origins: str) -> ASGIApp:
-    """Returns `app`, which browsers may ask from pages of these origins: several are joined by commas."""
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
-    if not allowed:
-        return app
-    shown = [*REQUEST_IDS, "retry-after"]
-    return CORSMiddleware(
-        app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
-    )

@@ -80,7 +80,7 @@ def read_body(body: bytes, kind: type[S]) -> S:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         given = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProblemError(400, f"the body must be JSON: {error}", "invalid_json") from None
     if not isinstance(given, dict):
         raise ProblemError(400, "the body must be a JSON object", "invalid_json")

@@ -38,14 +38,15 @@ class Companion:
         files: RunFiles,
         record: LauncherRecord,
         longest_pause_s: float,
+        *arguments: str,
     ) -> None:
         """`name` is that in the log and in the counts of restarts. `longest_pause_s` is from its end to the
-        next start. The process gets the run directory as its argument, and inherits the board.
+        next start. The process gets the run directory and `arguments`, and inherits the board.
         """
         self._name = name
         self._files = files
         self._record = record
-        self._command = deaf([sys.executable, "-m", module, str(files.directory)])
+        self._command = deaf([sys.executable, "-m", module, str(files.directory), *arguments])
         self._process: subprocess.Popen[bytes] | None = None
         self._pause = Pause(longest_pause_s)
         self._has_to_be_counted = False  # it ended, and was not started again since

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from python_backends.launcher.address import check_ports
-from python_backends.launcher.front_process import FrontProcess
+from python_backends.launcher.front_process import FrontProcesses
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
@@ -27,7 +27,7 @@ from python_backends.launcher.triton_server import ANSWER_S, TritonServer
 from python_backends.linux.pauses import AwakeClock
 from python_backends.nouns.order import Order, RefusedOrderError
 from python_backends.settings import Settings
-from python_backends.watching.board import FRONT, Board, instance_name
+from python_backends.watching.board import Board, front_name, instance_name
 from python_backends.watching.launcher_record import LauncherRecord
 from python_backends.wires.control import ask
 
@@ -59,11 +59,14 @@ class Supervisor:
         self._settings = settings
         self._files = files
         instances = map(instance_name, range(settings.cluster.most_instances))
-        self._record = LauncherRecord(board, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER, FRONT))
+        fronts = map(front_name, range(settings.front.processes))
+        self._record = LauncherRecord(
+            board, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER, *fronts)
+        )
         self._instances = InstanceProcesses(settings, files, self._record, processors)
         self._server = TritonServer(settings, files, board)
         self._learner = LearnerProcess(files, self._record)
-        self._front = FrontProcess(settings, files, self._record)
+        self._front = FrontProcesses(settings, files, self._record)
         self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")

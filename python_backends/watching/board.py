@@ -21,6 +21,7 @@ from pathlib import Path
 
 VARIABLE = "GAPLESS_BOARD"  # the number of the inherited file descriptor
 MAX_INSTANCES = 64
+MAX_FRONTS = 16
 
 
 def instance_name(number: int) -> str:
@@ -28,10 +29,16 @@ def instance_name(number: int) -> str:
     return f"instance-{number}"
 
 
+def front_name(number: int) -> str:
+    """Returns the name of this front process on the board and in counts of restarts."""
+    return f"{FRONT}-{number}" if number else FRONT
+
+
 LAUNCHER, FRONT = "launcher", "front"
 PROCESSES = (
     *(instance_name(number) for number in range(MAX_INSTANCES)),
-    *("tokenizer", "scheduler", "detokenizer", "length_predictor", FRONT, LAUNCHER),
+    *("tokenizer", "scheduler", "detokenizer", "length_predictor", LAUNCHER),
+    *(front_name(number) for number in range(MAX_FRONTS)),
 )
 RECORD_BYTES = 1 << 20  # only the written part takes memory
 NAME = "gapless-board"

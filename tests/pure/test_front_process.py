@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from python_backends.launcher import companion, front_process
-from python_backends.launcher.front_process import FrontProcess
+from python_backends.launcher.front_process import FrontProcesses
 from python_backends.linux.pauses import Silence
 from python_backends.settings import FrontSettings, ServerSettings, Settings, StreamSettings
 from python_backends.watching.board import FRONT, Board
@@ -32,7 +32,7 @@ class Process:
 class World:
     """Time that passes, processes that were started, and the front among them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, port: int = 9000) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, port: int = 9000, processes: int = 1) -> None:
         self.now_s = 0.0
         self.started: list[Process] = []
         monkeypatch.setattr("time.monotonic", lambda: self.now_s)
@@ -42,22 +42,24 @@ class World:
         self.board = Board()
         files = type("Files", (), {"directory": Path("/run"), "keep": lambda _: None})()
         settings = Settings(
-            front=FrontSettings(port=port),
+            front=FrontSettings(port=port, processes=processes),
             streams=StreamSettings(dead_after_s=3.0),
             server=ServerSettings(ready_s=20.0),
         )
-        self.front = FrontProcess(settings, files, LauncherRecord(self.board, [FRONT]))
+        self.front = FrontProcesses(settings, files, LauncherRecord(self.board, [FRONT, "front-1"]))
 
     def start(self, command: list[str], *_: Any, **__: Any) -> Process:
-        assert command[-2:] == ["front", "/run"]
+        assert command[command.index("front") :] in (["front", "/run"], ["front", "/run", "1"])
         self.started.append(Process())
         return self.started[-1]
 
-    def live(self, seconds: float, beats: bool) -> None:
+    def live(self, seconds: float, beats: bool, other_beats: bool = False) -> None:
         for _ in range(int(5 * seconds)):
             self.now_s += 0.2
             if beats:
                 self.board.beat("front")
+            if other_beats:
+                self.board.beat("front-1")
             self.front.heal()
 
 
@@ -80,7 +82,7 @@ def test_one_that_falls_silent_is_killed_and_started_again_and_counted(world: Wo
     assert world.started[0].returncode is None
     world.live(3, beats=False)
     assert (world.started[0].returncode, len(world.started)) == (-9, 2)
-    assert read_restarts(world.board)[1] == {FRONT: 1}
+    assert read_restarts(world.board)[1] == {FRONT: 1, "front-1": 0}
 
 
 def test_loading_may_take_as_long_as_that_of_the_server(world: World) -> None:
@@ -90,6 +92,16 @@ def test_loading_may_take_as_long_as_that_of_the_server(world: World) -> None:
     assert [each.returncode for each in world.started] == [-9, None]
     world.live(10, beats=False)
     assert world.started[1].returncode == -9
+
+
+def test_each_of_several_is_started_and_missed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, processes=2)
+    world.live(2, beats=True, other_beats=True)
+    assert len(world.started) == 2
+    world.live(5, beats=True)
+    assert [each.returncode for each in world.started] == [None, -9, None]
+    assert read_restarts(world.board)[1] == {FRONT: 0, "front-1": 1}
+    world.board.close()
 
 
 def test_without_a_port_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,12 @@ class FrontSettings:
     port: int = setting(
         9000, "of the interface of OpenAI, /v1 (docs/openai.md), on server.address; 0: none", 0, 65535
     )
+    processes: int = setting(
+        1,
+        "front processes on that port, each with one thread: more for more than a few hundred streams",
+        1,
+        16,
+    )
     api_keys: str = setting(
         "",
         "file with the keys that clients of /v1 may have, one in each line, relative to this folder;"

@@ -17,7 +17,9 @@ import pytest
 from front import health, responses
 from front.health import Health
 from front.metrics import FrontMetrics
+from front.metrics_page import Page
 from front.record import Record
+from front.shared_metrics import SharedMetrics
 from python_backends.launcher.readiness import Readiness
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State
@@ -165,10 +167,28 @@ def read(text: str) -> tuple[dict[str, str], dict[str, float]]:
 
 
 def test_vllms_names_can_be_left_out() -> None:
-    metrics = FrontMetrics('a "b"', as_vllm=False)
+    metrics = FrontMetrics()
     metrics.ended(Record(route="/", status=200), 1.0)
-    assert "vllm" not in metrics.text({})
-    read(metrics.text({}))
+    text = Page('a "b"', as_vllm=False).text(metrics.numbers, {})
+    assert "vllm" not in text
+    read(text)
+
+
+def test_several_processes_have_one_page_of_metrics() -> None:
+    board = Board()
+    made = []
+    for number in range(2):
+        metrics = FrontMetrics()
+        record = Record(route="/", status=200, num_prompt_tokens=3, finish_reasons=["stop"])
+        metrics.ended(record, 1.0 + number)
+        made.append(SharedMetrics(metrics, board, number, 2))
+        made[-1].beat()
+    for each in made:
+        numbers = each.of_all()
+        assert numbers.tokens["prompt"] == 6
+        assert (numbers.requests, numbers.finished) == ({"200 /": 2}, {"stop": 2})
+        assert (sum(numbers.histograms["whole"].counts), numbers.histograms["whole"].sum) == (2, 3.0)
+    board.close()
 
 
 def test_pages_of_allowed_origins_may_ask_from_a_browser_and_no_others(front: Front) -> None:
