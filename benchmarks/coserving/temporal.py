@@ -12,7 +12,7 @@ from python_backends.engine.protocol import Trains
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pack_memory import PackMemory, Pool
 from python_backends.finetuning.pieces import Kind
-from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Trainer
+from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.instance.spare_time import SpareWork
 from python_backends.nouns.step import StepPlan
 
@@ -44,7 +44,7 @@ class Temporal(SpareWork):
         """The next pack, with what stands before it: the end of a mini-batch."""
         trainer = self._trainer
         while trainer.piece.kind not in WHOLE:
-            trainer.do(NUM_TILE_TOKENS)
+            trainer.do(trainer.tile_tokens)
         pack = trainer.piece.pack
         while trainer.piece.pack is pack:
-            trainer.do(NUM_TILE_TOKENS)
+            trainer.do(trainer.tile_tokens)

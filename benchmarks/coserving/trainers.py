@@ -17,7 +17,7 @@ from benchmarks.coserving.specs import BATCH_SIZE, EXAMPLE_TOKENS, Model, Spec, 
 from python_backends.engine.torch.training.model import load_trained_model
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning.pack_memory import PackMemory
-from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Trainer
+from python_backends.finetuning.trainer import Files, Trainer
 
 # its adapter is in float32, as ours is
 PEFT_SETTINGS: tuple[dict[str, bool], ...] = (
@@ -42,7 +42,7 @@ class Ours:
     def train(self, is_over: Callable[[], bool]) -> Marks:
         clear_peak()
         while not is_over():
-            self._trainer.do(NUM_TILE_TOKENS)
+            self._trainer.do(self._trainer.tile_tokens)
         return self._counts.take()
 
 

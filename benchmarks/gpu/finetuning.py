@@ -37,6 +37,7 @@ from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.instance.build import build_training, spare_time
 from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareTime
+from python_backends.instance.warm_up import warm_up
 from python_backends.nouns.request import AdapterVersion, Request, Sampling
 from python_backends.nouns.training import Keep
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -45,7 +46,7 @@ from python_backends.settings import TRAINS, FinetuningSettings
 PACK_TOKENS, CONTEXT_TOKENS = 2048, 512
 SLOTS, SLOS_MS, NUM_ADAPTERS = (8, 64), (45.0, 20.0), (0, 1, 8)
 LEAST_OF_PEFT = {8: 0.8, 64: 0.5}
-ALONE_S, IDLE_S, DECODES = 5.0, 3.0, 128
+ALONE_S, IDLE_S, DECODES = 3.0, 2.0, 192
 
 
 class Amount:
@@ -114,6 +115,8 @@ class Part:
         if not self._engine.can_train:
             raise LeftOutError(TRAINS)
         self._new_session = self._engine.start_training()
+        # a server knows the times of its steps before requests come
+        self._step_times = warm_up(self._engine, SlotScheduler(self._engine.limits))
 
     def alone(self, keep: Keep) -> float:
         """Trained tokens a second of our trainer, with blocks of the engine."""
@@ -138,6 +141,7 @@ class Part:
     def decodes_with_training(self, slots: int, slo_ms: float, peft_tok_s: float | None) -> Iterator[Figure]:
         """All slots decode, and a job is trained in their slack."""
         scheduler = SlotScheduler(self._engine.limits, self._settings.engine.token_budget)
+        scheduler.outlook.step_time.learn(*self._step_times)
         context = self.amount.context
         asked = jobs_of(slots, self._measured.vocabulary, (context, context), (self.amount.decodes,) * 2)
         clients = Clients(asked, [0.0] * slots)
@@ -150,7 +154,9 @@ class Part:
             spare.close()
         begin_s = max(each.tokens[0] for each in clients.timings)
         end_s = min(each.ended for each in clients.timings)
-        gaps_s = np.concatenate([np.diff(each.tokens)[1:] for each in clients.timings])
+        # while all slots decode: no prompt stands in these steps
+        during = [[at for at in each.tokens if begin_s <= at <= end_s] for each in clients.timings]
+        gaps_s = np.concatenate([np.diff(each) for each in during])
         trained = marks.rates(begin_s, end_s)[1]
         what = f"decodes of {slots} slots, SLO {slo_ms:g} ms"
         wanted = note = ""

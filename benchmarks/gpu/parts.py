@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (steps.copies, 40),
     "online": (online.online, 150),
     "triton": (online.triton, 200),
-    "finetune": (finetuning.finetune, 100),
+    "finetune": (finetuning.finetune, 120),
     "moves": (moves.moves, 60),
     "transformers": (online.transformers, 60),
 }

@@ -78,8 +78,8 @@ class TakesAdapters(Protocol):
 
 
 class PackInTraining(Protocol):
-    """Tiles go in, losses come out. Every call is computed at once, and may stand between two steps of
-    serving. What was borrowed is touched by these calls alone.
+    """Tiles go in, losses come out. Every call may stand between two steps of serving; what a device was told
+    then is done before `Session.wait` returns. What was borrowed is touched by these calls alone.
     """
 
     def forward(self, tile: Tile) -> None: ...
@@ -92,6 +92,8 @@ class PackInTraining(Protocol):
 
 class Session(Protocol):
     """An adapter in training."""
+
+    tile_tokens: int  # of a tile: more would take no less time each
 
     @property
     def facts(self) -> tuple[LayerFacts, ...]: ...
@@ -113,6 +115,9 @@ class Session(Protocol):
 
     def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None) -> PackInTraining:
         """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks for the pack."""
+
+    def wait(self) -> None:
+        """Until the device has done all that it was told."""
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch. Returns the norm of its gradients, which are clipped to `max_norm`."""

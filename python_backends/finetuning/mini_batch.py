@@ -26,7 +26,8 @@ class MiniBatch:
         self._packs: list[Pack] = list(packs(examples, memory.pack_tokens))
         self._plans: Plans | None = None  # None: there was no memory for any pack yet
         self._number = 0  # of the pack that is computed, or waits for memory
-        self._computed: tuple[PackInTraining, PackCursor] | None = None  # None: it waits
+        self._computed: tuple[PackInTraining, PackCursor] | None = None  # None: it has no memory yet
+        self._waits = False  # for memory that requests hold
         self.loss = 0.0
 
     @property
@@ -44,7 +45,7 @@ class MiniBatch:
         if self._number == len(self._packs):
             return Piece(Kind.CLIP)
         if self._computed is None:
-            return Piece(Kind.MEMORY)
+            return Piece(Kind.MEMORY if self._waits else Kind.PACK)
         pack, (_, cursor) = self._packs[self._number], self._computed
         if not cursor.is_forward_done:
             return Piece(Kind.FORWARD, pack, cursor.forward_first, len(pack.tokens))
@@ -54,6 +55,7 @@ class MiniBatch:
 
     def begin_pack(self) -> None:
         """If there is memory for it now. JobError if there never is."""
+        self._waits = True
         if self._plans is None:
             self._plans = self._fitting_plans()
         if self._plans is None:
@@ -62,6 +64,7 @@ class MiniBatch:
         computed = self._memory.begin(pack, self._plans, num_labels)
         if computed is not None:
             facts, first = self._session.facts, first_layer(self._session.targets)
+            self._waits = False
             self._computed = computed, PackCursor(len(pack.tokens), len(facts), first)
 
     def do(self, tokens: int) -> None:
@@ -77,8 +80,6 @@ class MiniBatch:
         if is_done:
             self._memory.end()
             self._number, self._computed = self._number + 1, None
-            if self._number < len(self._packs):
-                self.begin_pack()
 
     def _fitting_plans(self) -> Plans | None:
         """For packs that are made smaller until they fit; None: there is no memory now."""

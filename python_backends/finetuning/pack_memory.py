@@ -19,8 +19,8 @@ from python_backends.nouns.training import Keep, LayerPlan, Pack
 # of the KV blocks without a request: what a pack may borrow. The others are for requests that come while it
 # is computed: one that takes a block of the pack makes it begin again
 MEMORY_SHARE = 0.5
-# whose activations are kept at a time; a longer example is computed by itself. It is computed in tiles of 256
-# at most, so a larger pack reads the weights as often, and needs more memory
+# whose activations are kept at a time, if a tile is not larger; a longer example is computed by itself. A
+# pack of several tiles reads the weights as often as a larger one, and needs less memory
 PACK_TOKENS = 1024
 MOST_REVOCATIONS = 3  # then packs have half as many tokens
 LEAST_TOKENS = 16  # of a pack
@@ -52,12 +52,12 @@ class PackMemory:
         pack_tokens: int = 0,
         keeps: Sequence[Keep] = tuple(Keep),
     ) -> None:
-        """`pool`: None without a server. `pack_tokens`: of a pack at most; 0: PACK_TOKENS. `keeps`: what may
-        be kept of a layer, the most first.
+        """`pool`: None without a server. `pack_tokens`: of a pack at most; 0: PACK_TOKENS, or a whole tile.
+        `keeps`: what may be kept of a layer, the most first.
         """
         self._session, self._pool = session, pool
         self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
-        self.pack_tokens = pack_tokens or PACK_TOKENS
+        self.pack_tokens = pack_tokens or max(PACK_TOKENS, session.tile_tokens)
         self._num_revocations = 0
         self._is_revoked = False
 

@@ -11,7 +11,8 @@ from python_backends.scheduling.piece_time import NOTHING, loads, loss_loads
 
 class Kind(StrEnum):
     BEGIN = "begin"  # of a mini-batch: another job may be trained before it
-    MEMORY = "memory"  # waits for KV blocks that requests hold
+    PACK = "pack"  # the next one gets its memory
+    MEMORY = "memory"  # a pack waits for KV blocks that requests hold
     FORWARD = "forward"  # a tile
     LOSS = "loss"
     BACKWARD = "backward"  # a tile

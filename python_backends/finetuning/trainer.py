@@ -28,7 +28,6 @@ from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
 
 CLIP = 1.0  # the largest global norm of the gradients
-NUM_TILE_TOKENS = 256  # without a server; more take no less time each
 # from one checkpoint to the next: what a death costs at most, and far longer than to write one takes
 CHECKPOINT_EVERY_S = 60.0
 MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
@@ -71,6 +70,7 @@ class Trainer:
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self._job, self._session, self._memory, self._watch = job, session, memory, watch
+        self.tile_tokens, self.wait = session.tile_tokens, session.wait
         self._files, self._written = files, _done()
         read = files.read or prepare(job)
         self._examples, self._read = read.examples, read
@@ -95,7 +95,7 @@ class Trainer:
         """Until the job has ended, and job.json says how."""
         self.begin()
         while self.piece.kind != Kind.END:
-            self.do(NUM_TILE_TOKENS)
+            self.do(self.tile_tokens)
 
     def begin(self) -> None:
         """Reads where the job stands."""
@@ -110,8 +110,8 @@ class Trainer:
         match kind:
             case Kind.BEGIN:
                 return self._begin_batch()
-            case Kind.MEMORY:
-                return self._await_memory()
+            case Kind.PACK | Kind.MEMORY:
+                return self._begin_pack()
             case Kind.CLIP:
                 return self._clip()
             case Kind.UPDATE:
@@ -136,11 +136,10 @@ class Trainer:
         chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
         examples = [self._examples[int(index)] for index in chosen]
         self._batch = MiniBatch(self._session, self._memory, examples)
-        self._batch.begin_pack()
         return self._batch.piece
 
-    def _await_memory(self) -> Piece:
-        """It may take long: a job can be cancelled meanwhile."""
+    def _begin_pack(self) -> Piece:
+        """To wait for its memory may take long: a job can be cancelled meanwhile."""
         if self._job.is_cancel_asked:
             return self._next_step()
         self._batch.begin_pack()

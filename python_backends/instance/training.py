@@ -128,7 +128,7 @@ class Training(SpareWork):
             self._go_on(each, 0)
         while (current := self._choose()) is not None:
             must = plan is None and not has_worked
-            tokens = self._tokens(current.piece, must or self._is_stuck)
+            tokens = self._tokens(current, must or self._is_stuck)
             if not tokens:
                 break
             self._compute(current, tokens)
@@ -224,14 +224,15 @@ class Training(SpareWork):
             self._current = min(ready, key=lambda each: each.tokens, default=None)
         return self._current
 
-    def _tokens(self, piece: Piece, must: bool) -> int:
-        """How many tokens `piece` has if it is to end in time, and 1 for one without tokens; 0: it does not
+    def _tokens(self, running: _Running, must: bool) -> int:
+        """How many tokens its piece has if it is to end in time, and 1 for one without tokens; 0: it does not
         fit. If it `must` be computed, it is as small as can be.
         """
+        piece, most = running.piece, running.trainer.tile_tokens
         times, seconds = self._times[piece.kind], self._until_s - time.monotonic()
         if piece.pack is None:
             return int(must or times.seconds(piece.loads(0)) <= seconds)
-        tokens = most_tokens(seconds, times, piece.last - piece.first, piece.loads)
+        tokens = most_tokens(seconds, times, piece.last - piece.first, piece.loads, most)
         return tokens or (LEAST if must else 0)
 
     @property
@@ -240,7 +241,7 @@ class Training(SpareWork):
 
     def _compute(self, running: _Running, tokens: int) -> None:
         piece, began_s = running.piece, time.monotonic()
-        self._go_on(running, tokens)
+        self._advance(running, partial(_do_whole, running.trainer, tokens))
         is_retry = began_s - self._stuck_s > self._retry_s
         self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s) if is_retry else RETRY_S
         self._stuck_s = time.monotonic()
@@ -258,3 +259,9 @@ class Training(SpareWork):
         else:
             if running.piece.kind == Kind.END:
                 self._end(running)
+
+
+def _do_whole(trainer: Trainer, tokens: int) -> None:
+    """The next piece, until the device has done it: its time is measured."""
+    trainer.do(tokens)
+    trainer.wait()

@@ -91,7 +91,7 @@ def test_the_tokens_of_a_pack_do_not_see_other_sequences() -> None:
 def test_logits_can_be_computed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pack = random_pack(LENGTHS)
     expected_loss, expected = by_tiles(*trained("gemma2", torch.float64), pack, (100, 100))
-    monkeypatch.setattr(loss, "PIECE_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(loss, "CPU_LOGITS", 3 * VOCABULARY)
     monkeypatch.setattr(loss, "LEAST_ROWS", 1)
     found_loss, found = by_tiles(*trained("gemma2", torch.float64), pack, (100, 100))
     assert abs(found_loss - expected_loss) <= 1e-12 * expected_loss

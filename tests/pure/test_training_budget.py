@@ -18,7 +18,7 @@ def zeros(count: int) -> Ids:
 
 def fitting(seconds: float, times: PieceTime, kind: Kind, pack: Pack, first: int, last: int) -> int:
     """How many of tokens [first, last) are computed next."""
-    return most_tokens(seconds, times, last - first, Piece(kind, pack, first, last).loads)
+    return most_tokens(seconds, times, last - first, Piece(kind, pack, first, last).loads, 256)
 
 
 def forward(seconds: float, times: PieceTime, pack: Pack) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from commands.finetune import alone
+from python_backends.engine.torch.training import session
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.finetuning import checkpoints, pack_memory, trainer
 from python_backends.finetuning.jobs import Job
@@ -38,7 +39,7 @@ def main(model: str, job: str, when: str, count: str) -> None:
         PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
     if when == "checkpoint":
         checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
-    trainer.CHECKPOINT_EVERY_S, pack_memory.PACK_TOKENS = 0.0, 48
+    trainer.CHECKPOINT_EVERY_S, pack_memory.PACK_TOKENS, session.CPU_TILE_TOKENS = 0.0, 48, 48
     settings = Settings(
         model=ModelSettings(directory=model, dtype="float32"),
         engine=EngineSettings(threads=1),

@@ -16,6 +16,8 @@ from python_backends.scheduling.state.blocks import BlockPool
 class Session:
     """A block for each token, two if what products gave is kept; notes what it is told."""
 
+    tile_tokens = 256
+
     def __init__(self) -> None:
         self.facts = (LayerFacts(4, 4, 4, 8),)
         self.targets = {0: frozenset({"qkv", "o", "up", "down"})}

@@ -81,9 +81,9 @@ class Rows:
             self._pieces.append(piece.view(torch.uint8)[:, : width.values] if width.is_bytes else piece)
 
     def write(self, first: int, values: Tensor) -> None:
-        """`values` [rows, width] from row `first` on."""
-        for piece, here, there in self._cuts(first, first + len(values)):
-            piece[here] = values[there]
+        """`values` [rows, width] from row `first` on: by one operator, however many blocks they go to."""
+        cuts = list(self._cuts(first, first + len(values)))
+        torch._foreach_copy_([piece[here] for piece, here, _ in cuts], [values[there] for *_, there in cuts])
 
     def read(self, first: int, last: int) -> Tensor:
         """[rows, width]: a view where they lie in one piece, else a copy."""

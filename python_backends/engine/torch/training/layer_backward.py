@@ -9,7 +9,7 @@ made again. The formulas are those of `engine/model/description.py`, differentia
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -20,6 +20,8 @@ from python_backends.engine.torch.training.activations import Activations, signs
 from python_backends.engine.torch.training.projection import AdaptedProjection
 from python_backends.engine.torch.training.small_operators import Pullback, SmallOperators, vjp
 from python_backends.nouns.training import LayerPlan, Pack, Tile
+
+MOST_MASKS = 16  # that are kept for other layers: as many as a pack of some sequences needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +35,20 @@ class PackState:
     dx: Tensor  # [tokens, hidden] d(loss)/dx of the residual stream before the layer above
     dk: Tensor  # [tokens, kv_width] of the layer that is computed; float32 or better
     dv: Tensor
+    masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
+
+    def mask(self, first: int, last: int, first_key: int, window: int | None, keys: Tensor) -> Tensor:
+        """Of tokens [first, last) of the pack, which read those from `first_key` on: the same for each layer
+        of a window.
+        """
+        where = first, last, first_key, window
+        if where not in self.masks:
+            if len(self.masks) >= MOST_MASKS:
+                self.masks.clear()
+            positions = torch.arange(first, last, device=keys.device)
+            tokens = torch.arange(first_key, last, device=keys.device)
+            self.masks[where] = attention_mask(positions, tokens, window, keys.dtype)
+        return self.masks[where]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,9 +197,7 @@ class _TilePass:
         window = self._small.window
         first_key = begin if window is None else max(begin, first - window + 1)
         keys, values = self._state.keys_values(self._layer.index, sequence, first_key - begin, last - begin)
-        positions = torch.arange(first, last, device=keys.device)
-        tokens = torch.arange(first_key, last, device=keys.device)
-        mask = attention_mask(positions, tokens, window, keys.dtype)
+        mask = self._state.mask(first, last, first_key, window, keys)
         q = self._queries[first - self._first : last - self._first]
         out, back = vjp(lambda q, k, v: self._small.attend(q, k, v, mask), q, keys, values)
         return _AttentionPiece((first, last), first_key, out, back)

@@ -14,8 +14,9 @@ from python_backends.engine.torch.training.projection import Transposed
 from python_backends.engine.torch.training.small_operators import Pullback, softcapped, vjp
 from python_backends.nouns.training import NO_LABEL
 
-# logits at a time: more take longer each, because they do not stay in a processor's cache
-PIECE_LOGITS = 1 << 21
+# logits at a time: more take longer each on a CPU, because they do not stay in its cache. A GPU reads the
+# head for each piece, and needs 20 bytes for each of its logits
+CPU_LOGITS, GPU_LOGITS = 1 << 21, 1 << 25
 LEAST_ROWS = 64  # so that the product with the head stays fast
 
 
@@ -25,7 +26,8 @@ class Loss:
     def __init__(self, norm: Operator, head: Projection, scale: float, softcap: float | None) -> None:
         self._norm, self._scale, self._softcap = norm, scale, softcap
         self._head, self._back = head, Transposed(head)
-        self._piece_rows = max(LEAST_ROWS, PIECE_LOGITS // head.num_outputs)
+        logits = GPU_LOGITS if head.weight.device.type == "cuda" else CPU_LOGITS
+        self._piece_rows = max(LEAST_ROWS, logits // head.num_outputs)
 
     def of(self, x: Tensor, labels: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] is the residual stream after the last layer, `labels` [tokens] the tokens to

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
-from python_backends.engine.device import take_device
+from python_backends.engine.device import take_device, to_device
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.limits import declared_tokens
 from python_backends.engine.model.loading import Weights, facts_of, open_weights
@@ -55,7 +55,7 @@ class TrainedModel:
         self._loss = trainable.loss(_plain(decoder.head))
         self._heads, self._cache = trainable.heads, cache
         self._adapter: Adapter | None = None
-        self._factors: list[dict[str, Factors]] = []
+        self._factors: list[dict[str, Factors] | None] = []  # by layer
         self._parts: list[LayerParts] = []
 
     def _adapted(self, layer: int) -> dict[str, AdaptedProjection]:
@@ -72,20 +72,29 @@ class TrainedModel:
 
     @torch.no_grad()
     def install(self, adapter: Adapter, plans: Sequence[LayerPlan]) -> None:
-        """The weights of `adapter` as they are now, with gradients of 0, for the packs that follow."""
+        """The weights of `adapter` as they are now, with gradients of 0, for the packs that follow. They must
+        not change before the first pack's forward pass is done: each layer takes its own at its first tile.
+        For all of them at once a step would have to wait.
+        """
         self._adapter = adapter
-        self._factors = []
-        for layer, projections in enumerate(self._projections):
-            factors = {name: adapter.factors(layer, name, self.dtype) for name in PROJECTIONS}
-            for name, projection in projections.items():
-                projection.adapt(factors[name])
-            self._factors.append({name: each for name, each in factors.items() if each is not None})
+        self._factors = [None] * len(self._projections)
         self._parts = [
             LayerParts(layer, small, projections, plan, self.dtype)
             for layer, (small, projections, plan) in enumerate(
                 zip(self._small, self._projections, plans, strict=True)
             )
         ]
+
+    @torch.no_grad()
+    def prepare(self, layer: int) -> None:
+        """A layer takes the adapter's weights, if it has not since `install`."""
+        if self._factors[layer] is not None:
+            return
+        assert self._adapter is not None
+        factors = {name: self._adapter.factors(layer, name, self.dtype) for name in PROJECTIONS}
+        for name, projection in self._projections[layer].items():
+            projection.adapt(factors[name])
+        self._factors[layer] = {name: each for name, each in factors.items() if each is not None}
 
     def num_blocks(self, pack: Pack, plans: Sequence[LayerPlan]) -> int:
         """How many KV blocks to borrow for a pack; 0: none can be. ValueError if one is too small for what a
@@ -112,8 +121,8 @@ class TrainedModel:
             memory = PackBlocks(self._cache, borrowed[:count], borrowed)
             # their rest is read and hidden; what others left there may be no number
             lasts = borrowed[np.cumsum(counts) - 1].astype(np.int64)
-            self._cache.clear(torch.from_numpy(lasts).to(self.device))
-        passes = Passes(self.decoder, self._recorder, self._parts, self._loss)
+            self._cache.clear(to_device(lasts, self.device))
+        passes = Passes(self.decoder, self._recorder, self._parts, self._loss, self.prepare)
         return PackRun(passes, pack, num_labels, memory)
 
     @torch.no_grad()
@@ -122,7 +131,7 @@ class TrainedModel:
         assert self._adapter is not None
         found: dict[str, Tensor] = {}
         for layer, by_name in enumerate(self._factors):
-            for name, factors in by_name.items():
+            for name, factors in (by_name or {}).items():
                 found |= self._adapter.gradients(layer, name, factors)
         return found
 

@@ -4,7 +4,7 @@ residual stream. A tile is a batch of prefill spans, of which none samples. Owne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decoder import Decoder, StepInputs
@@ -46,6 +47,7 @@ class Passes:
     recorder: Recorder
     layers: Sequence[LayerParts]
     loss: Loss
+    prepare: Callable[[int], None]  # a layer, before its first tile of a mini-batch
 
 
 class PackRun:
@@ -56,6 +58,7 @@ class PackRun:
         self._passes, self._pack, self._num_labels = passes, pack, num_labels
         self._memory, self.cache = memory, memory.cache
         self._inputs = dict[tuple[int, int], StepInputs]()
+        self._rows_read = dict[tuple[int, int, int], Tensor]()  # of the cache, by sequence and blocks
         decoder = passes.decoder
         lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
         ends = np.cumsum(blocks_of(pack, block_tokens))
@@ -66,7 +69,7 @@ class PackRun:
         state = SlotState(limits, self._device, False, None)
         state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
         self._batcher = StepBatcher(state, self.cache, decoder.windows)
-        self._labels = torch.from_numpy(pack.labels.astype(np.int64)).to(self._device)
+        self._labels = to_device(pack.labels.astype(np.int64), self._device)
         self.state = self._state(lengths)
         # [2, tokens, hidden]: after a layer, and what that layer adds to it
         self._stream: Tensor
@@ -78,7 +81,7 @@ class PackRun:
         count, dtype, device = len(self._pack.tokens), decoder.embedding.dtype, self._device
         facts, plans = layers[0].small.facts, [layer.plan for layer in layers]
         sums = torch.promote_types(dtype, torch.float32)
-        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+        positions = to_device(np.concatenate([np.arange(length) for length in lengths]), device)
         return PackState(
             pack=self._pack,
             activations=Activations(plans, count, dtype, device, self._borrowed_values()),
@@ -101,9 +104,9 @@ class PackRun:
 
     @torch.no_grad()
     def forward(self, tile: Tile) -> None:
+        self._passes.prepare(tile.layer)
         with self._passes.recorder.recording(self.state.activations, tile.first, tile.last - tile.first):
             self._forward(tile)
-        self._synchronise()
 
     @torch.no_grad()
     def loss(self, first: int, last: int) -> float:
@@ -117,12 +120,6 @@ class PackRun:
     @torch.no_grad()
     def backward(self, tile: Tile) -> None:
         backward(self._passes.layers[tile.layer], self.state, tile)
-        self._synchronise()
-
-    def _synchronise(self) -> None:
-        """The time of a piece is measured."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _forward(self, tile: Tile) -> None:
         rows, decoder = slice(tile.first, tile.last), self._passes.decoder
@@ -158,8 +155,15 @@ class PackRun:
         """Of a sequence's tokens [first, last): [kv_heads, tokens, dim] each, copied."""
         size = self.cache.shape.block_tokens
         begin, end = first // size, -(-last // size)
-        blocks = torch.from_numpy(self._blocks[sequence][None, begin:end].astype(np.int64))
-        gathered = self.cache.gather(layer, self.cache.gather_rows(blocks.to(self.cache.blocks.device)), 1)
+        gathered = self.cache.gather(layer, self._rows_of(sequence, begin, end), 1)
         here = slice(first - begin * size, last - begin * size)
         keys, values = (part[0, :, here].clone() for part in gathered)
         return keys, values
+
+    def _rows_of(self, sequence: int, begin: int, end: int) -> Tensor:
+        """Of the cache, where blocks [begin, end) of a sequence are: the same for each layer."""
+        where = sequence, begin, end
+        if where not in self._rows_read:
+            blocks = to_device(self._blocks[sequence][None, begin:end].astype(np.int64), self._device)
+            self._rows_read[where] = self.cache.gather_rows(blocks)
+        return self._rows_read[where]

@@ -16,6 +16,10 @@ from python_backends.nouns.training import AdapterShape, LayerPlan
 
 Arrays = dict[str, NDArray[Any]]
 
+# of a tile. A CPU takes as long for each token of a larger one; a GPU is told of as many operators for a
+# small one, which takes longer than to compute them
+CPU_TILE_TOKENS, GPU_TILE_TOKENS = 256, 2048
+
 
 class TrainingSession:
     """An adapter of `shape` for `model`, drawn by `seed`. ValueError if the model has no such modules.
@@ -30,6 +34,7 @@ class TrainingSession:
             self._adapter.draw(seed)
         self._optimiser = Optimiser(self._adapter)
         self.facts = model.facts
+        self.tile_tokens = CPU_TILE_TOKENS if model.device.type == "cpu" else GPU_TILE_TOKENS
         # the products with an adapter, by layer
         self.targets = dict.fromkeys(range(len(model.facts)), targets_of(model.modules, shape))
         self.num_blocks, self.begin = model.num_blocks, model.begin
@@ -37,6 +42,11 @@ class TrainingSession:
     def install(self, plans: tuple[LayerPlan, ...]) -> None:
         """Begins a mini-batch with the weights as they are now."""
         self._model.install(self._adapter, plans)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was told."""
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch: its gradients are those of the updates that follow, one for each layer in
