@@ -1,9 +1,11 @@
-"""Answers of the front outlast the processes that make them: kills under streams of OpenAI's client, whose
+"""Answers of the front outlast the processes that make them: kills under streams of all its interfaces, whose
 texts are those without the kills.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,7 +102,44 @@ def completion(sdk: openai.OpenAI, number: int, case: dict[str, Any], counter: C
     return [texts[index] for index in sorted(texts)]
 
 
+def response(sdk: openai.OpenAI, number: int, case: dict[str, Any], counter: Counter) -> list[Any]:
+    text, ends = "", []
+    for event in sdk.responses.create(
+        model=NAME, input=f"{number}", stream=True, max_output_tokens=500, **case
+    ):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+            counter.num += 1
+        elif event.type in ("response.completed", "response.incomplete"):
+            ends.append((event.type, event.response.output_text == text))
+    return [text, ends]
+
+
+def message(sdk: openai.OpenAI, number: int, case: dict[str, Any], counter: Counter) -> list[Any]:
+    """By Anthropic's interface."""
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": f"{number}"}],
+        "max_tokens": 500,
+        "stream": True,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", sdk.base_url.port, timeout=300)
+    connection.request("POST", "/v1/messages", json.dumps({**body, **case}))
+    text, ends = "", []
+    for line in connection.getresponse():
+        said = json.loads(line.removeprefix(b"data: ")) if line.startswith(b"data: ") else {}
+        if said.get("type") == "content_block_delta":
+            text += said["delta"]["text"]
+            counter.num += 1
+        elif said.get("type") in ("message_delta", "message_stop", "error"):
+            ends.append(said)
+    connection.close()
+    assert ends[-1]["type"] == "message_stop", ends
+    return [text, ends[0]["delta"]["stop_reason"], ends[0]["usage"]["output_tokens"]]
+
+
 REQUESTS = [(ask, case) for ask in (chat, whole_chat, completion) for case in CASES]
+REQUESTS += [(ask, CASES[0]) for ask in (response, message)]
 
 
 def begin(sdk: openai.OpenAI, pool: ThreadPoolExecutor, counter: Counter) -> list[Future[list[Any]]]:
@@ -141,7 +180,7 @@ def test_all_of_them_die_one_after_the_other(
         begun = begin(sdk, pool, counter)
         for process in PROCESSES:
             seen = counter.num
-            wait_for(lambda seen=seen: counter.num > seen + 20, 60)
+            wait_for(lambda seen=seen: counter.num > seen + 20 or any(each.done() for each in begun), 180)
             kill(served, process)
         assert results(begun) == expected
 
