@@ -14,9 +14,10 @@ import setproctitle
 import uvicorn
 
 from front.app import App
+from front.attempts import Patience
 from front.health import is_up
 from front.keys import VARIABLE, Keys, read_keys
-from front.lasting import LastingClient, Patience
+from front.lasting import LastingClient
 from front.listening import listen
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
@@ -61,6 +62,7 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
         is_up=partial(is_up, run_directory, settings.server.http_port),
         is_ending=partial(is_draining, board),
         longest_s=settings.server.ready_s,
+        most_new=settings.streams.max_open,
     )
     async with LastingClient(url, patience) as client:
         app = App(settings, run_directory, model, client, keys, number)

@@ -36,8 +36,11 @@ class Record:
         Returns when the last one with tokens came.
         """
         now_s, num_tokens = time.monotonic(), piece.num_output_tokens or 0
-        self.num_prompt_tokens = piece.num_input_tokens or self.num_prompt_tokens
-        self.num_cached_tokens = max(self.num_cached_tokens, piece.num_cached_tokens or 0)
+        if (
+            not self.num_prompt_tokens
+        ):  # later pieces may be of another attempt, which finds more in the cache
+            self.num_prompt_tokens = piece.num_input_tokens or 0
+            self.num_cached_tokens = piece.num_cached_tokens or 0
         self.num_output_tokens += num_tokens
         if piece.finish_reason:
             self.finish_reasons.append(piece.finish_reason)

@@ -21,8 +21,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from client.parameters import FORMATS
 from client.wire import Piece
 from front.app import App
+from front.attempts import Patience
 from front.keys import Keys
-from front.lasting import LastingClient, Patience
+from front.lasting import LastingClient
 from front.model import Model
 from python_backends.settings import FrontSettings, ModelSettings, Settings
 from python_backends.watching.board import Board

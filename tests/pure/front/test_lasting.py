@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from tritonclient.grpc import service_pb2_grpc
 from client.errors import FailedError, GaplessError, RefusedError, UnavailableError
 from client.retries import Retries
 from client.wire import Piece, request_message
-from front import lasting
-from front.lasting import LastingClient, Patience
+from front import attempts
+from front.attempts import Patience
+from front.lasting import LastingClient
 from tests.support.ensemble import Ensemble, inputs_of, response, whole
 
 TOKENS = tuple(range(20, 29))
@@ -60,8 +62,8 @@ class World:
     """A server that is away for some looks at it after each death."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lasting, "PAUSES", Retries(first_s=0.01, most_s=0.01))
-        monkeypatch.setattr(lasting, "LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(attempts, "PAUSES", Retries(first_s=0.01, most_s=0.01))
+        monkeypatch.setattr(attempts, "LOOK_EVERY_S", 0.01)
         self.num_looks = 0
         self.looks_away = 3
         self.is_ending = False
@@ -117,14 +119,14 @@ def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
     ensemble = Mortal(num_deaths=100, life=0)
     with pytest.raises(UnavailableError, match="Socket closed"):
         world.pieces(ensemble)
-    assert len(ensemble.asked) == lasting.MAX_LOST
+    assert len(ensemble.asked) == attempts.MAX_LOST
 
 
 def test_one_that_fails_inside_again_and_again_is_given_up_sooner(world: World) -> None:
     ensemble = Mortal(num_deaths=100, life=0, says="it could not be computed [failed]")
     with pytest.raises(FailedError, match="could not be computed"):
         world.pieces(ensemble)
-    assert len(ensemble.asked) == lasting.MAX_FAILED
+    assert len(ensemble.asked) == attempts.MAX_FAILED
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,28 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_a_start_may_take(worl
     with pytest.raises(UnavailableError, match="Socket closed"):
         world.pieces(ensemble)
     assert len(ensemble.asked) == 1
+
+
+def test_of_requests_that_no_server_has_had_only_some_wait(world: World) -> None:
+    """Port 1 takes no connection."""
+    world.looks_away, world.longest_s = 10**9, 0.5
+
+    async def ask_three() -> list[float]:
+        async with LastingClient(
+            "127.0.0.1:1", Patience(world.is_up, lambda: False, 0.5, most_new=2)
+        ) as client:
+
+            async def one() -> float:
+                began_s = time.monotonic()
+                with pytest.raises(UnavailableError, match="ailed to connect"):
+                    await client.generate("x")
+                return time.monotonic() - began_s
+
+            return sorted(await asyncio.gather(one(), one(), one()))
+
+    quick_s, *waited_s = asyncio.run(ask_three())
+    assert quick_s < min(waited_s)
+    assert min(waited_s) >= 0.5
 
 
 def test_a_server_that_drains_does_not_come_back(world: World) -> None:

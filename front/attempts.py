@@ -1,0 +1,86 @@
+"""The attempts of one answer: whether the request is sent again after one has failed, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from client.errors import GaplessError, RefusedError, UnavailableError
+from client.retries import Retries
+
+MAX_LOST = 8  # attempts, one after the other, that brought no token: the request itself may end the server
+MAX_FAILED = 3  # such attempts that failed inside, while the server was there
+NEW_S = (
+    60.0  # a request that no server has had waits for a restart (docs/operations.md), not for a first start
+)
+UNREACHED = re.compile("ailed to connect")  # gRPC's words
+LOOK_EVERY_S = 0.2
+PAUSES = Retries(first_s=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an answer waits for the server. `is_up` says whether Triton and its models answer, as the
+    launcher sees it; `is_ending`, whether the server drains: then it does not come back. `longest_s`: without
+    a token; the launcher itself gives a start up after server.ready_s. `most_new`: requests that wait at the
+    same time and that no server has had; those that one had were no more than it takes.
+    """
+
+    is_up: Callable[[], bool]
+    is_ending: Callable[[], bool]
+    longest_s: float
+    most_new: int = 1024
+
+
+class Attempts:
+    """Of one answer."""
+
+    def __init__(self, patience: Patience, new: set[int]) -> None:
+        """`new`: those that wait and that no server has had."""
+        self._patience = patience
+        self._new = new
+        self._num_lost = self._num_failed = 0  # since the last token
+        self._was_taken = False  # a server had it
+        self._came_s = time.monotonic()  # when the last token came
+
+    def came(self, num_tokens: int) -> None:
+        self._was_taken = True
+        if num_tokens:
+            self._num_lost = self._num_failed = 0
+            self._came_s = time.monotonic()
+
+    async def wait_after(self, error: GaplessError) -> None:
+        """Waits until it makes sense to ask again. Raises `error` if it makes none."""
+        self._num_lost += 1
+        self._num_failed += not isinstance(error, UnavailableError)
+        if self._is_final(error):
+            raise error
+        self._was_taken = self._was_taken or not UNREACHED.search(str(error))
+        if self._was_taken:
+            await self._wait(error, self._patience.longest_s)
+            return
+        if len(self._new) >= self._patience.most_new:
+            raise error
+        self._new.add(id(self))
+        try:
+            await self._wait(error, min(NEW_S, self._patience.longest_s))
+        finally:
+            self._new.remove(id(self))
+
+    async def _wait(self, error: GaplessError, longest_s: float) -> None:
+        """Until Triton answers. Raises `error`."""
+        await asyncio.sleep(PAUSES.pause_s(self._num_lost))
+        while not self._patience.is_up():
+            if self._patience.is_ending() or time.monotonic() - self._came_s > longest_s:
+                raise error
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _is_final(self, error: GaplessError) -> bool:
+        if isinstance(error, RefusedError) or error.code == "shutting_down" or self._patience.is_ending():
+            return True
+        if error.code == "queue_full" and not self._was_taken:
+            return True
+        return self._num_lost >= MAX_LOST or self._num_failed >= MAX_FAILED
