@@ -8,6 +8,7 @@ the request's own timeout, HTTP's as a parameter.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -29,6 +30,7 @@ from python_backends.watching.instance_state import AdapterList, limits_of_any
 from python_backends.watching.launcher_record import is_draining
 
 MOST_ID_CHARS = 128  # of what a client calls its request
+NOT_SHOWN = re.compile(r"[^!-~]")  # terminals of operators show it: no control characters
 
 
 class TritonPythonModel:
@@ -75,7 +77,7 @@ class TritonPythonModel:
             return failure(str(admitted), admitted.code)
         client_id = request.request_id()[:MOST_ID_CHARS]
         if client_id:
-            admitted = admitted.changed(client_id=client_id)
+            admitted = admitted.changed(client_id=NOT_SHOWN.sub("?", client_id))
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 
 

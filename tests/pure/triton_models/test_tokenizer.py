@@ -147,3 +147,19 @@ def test_the_limits_are_those_of_any_instance_that_is_ready(
     made.finalize()
     assert error(answers[0]) == ""
     assert error(answers[1]).startswith("max_tokens = 60: must be ")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("", ""), ("mine-1", "mine-1"), ("\x1b[2Ja é", "?[2Ja??"), ("x" * 1000, "x" * 128)],
+)
+def test_what_a_client_calls_its_request_goes_along_without_control_characters(
+    model: Any, given: str, expected: str
+) -> None:
+    from python_backends.nouns.messages import reader
+    from python_backends.nouns.request import Request as Noun
+
+    request = asked()
+    request.id_ = given
+    [response] = model.execute([request])
+    assert model._blobs.opened(response.output_tensors[0], reader(Noun)).client_id == expected
