@@ -54,8 +54,9 @@ class StreamMetrics:
     def ended(self, stream: Stream, now_ns: int) -> None:
         self._count_outcome(stream.finish.reason)
         self._metrics.observe("gapless_e2e_latency_seconds", (now_ns - stream.request.arrival_ns) / S)
-        if len(stream.tokens) > 1:
-            per_token_s = (now_ns - stream.first_token_ns) / S / (len(stream.tokens) - 1)
+        num_new = len(stream.tokens) - len(stream.request.delivered)  # since it is here
+        if num_new > 1:
+            per_token_s = (now_ns - stream.first_token_ns) / S / (num_new - 1)
             self._metrics.observe("gapless_time_per_output_token_seconds", per_token_s)
 
     def _count_outcome(self, outcome: str) -> None:

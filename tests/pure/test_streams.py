@@ -69,6 +69,22 @@ def test_a_stream_whose_client_has_its_first_tokens_goes_on_after_them() -> None
     assert len(window.log_probs.chosen) == 1
 
 
+def test_the_pace_of_a_stream_that_goes_on_is_that_of_its_new_tokens() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    paces = house.metrics.histograms["gapless_time_per_output_token_seconds"]
+    house.accept(1, delivered=(50, 51))
+    house.table.feedback(Feedback(1, 0, gone=True))
+    house.turn()
+    assert sum(paces.counts) == 0
+    house.accept(2, delivered=(50, 51))
+    house.tokens((2, 0, 2, 52, Finish.RUNNING))
+    house.turn(ms=500)
+    house.tokens((2, 0, 3, 53, Finish.LENGTH))
+    house.turn()
+    assert (sum(paces.counts), paces.sum) == (1, 0.5)
+
+
 def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
     house = running(max_open=1)
     assert not house.accept(2)
