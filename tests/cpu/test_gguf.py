@@ -17,13 +17,19 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from python_backends.checkpoint.gguf.splits import WORDS
+from python_backends.checkpoint.model_facts import read_model_facts
 from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.tensor_names import shapes_of
+from python_backends.engine.model.loading import CPU, Weights
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import ModelSettings, Settings, SettingsError
 from tests.support.gguf_files import LLAMA, byte_level, sentence_piece, write
@@ -70,6 +76,7 @@ BY_LAYER = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 WIDE = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
 MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": LLAMA3, "head_dim": 32}),
@@ -79,6 +86,14 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "qwen2": (Qwen2Config, {"rope_parameters": YARN}),
     "qwen3": (Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    # transformers reads experts of no other width from GGUF
+    "qwen3_moe_768": (Qwen3MoeConfig, {**EXPERTS, "moe_intermediate_size": 768, "norm_topk_prob": True}),
+    "mixtral": (MixtralConfig, {**EXPERTS, "head_dim": 16}),
+    "olmoe": (OlmoeConfig, EXPERTS),
     "gemma": (GemmaConfig, {"head_dim": 32}),
     "gemma2": (
         Gemma2Config,
@@ -135,10 +150,9 @@ def from_source(path: Path) -> Any:
     source = open_source(path)
     config = AutoConfig.for_model(**source.config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    tensors = {name: source.read(name) for name in source.tensors}
-    if config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    model.load_state_dict(tensors)
+    facts = read_model_facts(source)
+    weights = Weights(facts, source, torch.float32, CPU)
+    model.load_state_dict({name: weights.tensor(name) for name in shapes_of(facts)})
     return model
 
 
@@ -164,8 +178,9 @@ def test_a_file_is_served_with_the_tokens_of_the_model(
     name: str, kind: str, tmp_path: Path, agreement: Agreement
 ) -> None:
     original = random_model(name)
-    if kind == "openvino" and getattr(original.config, "attn_logit_softcapping", None):
-        pytest.skip("OpenVINO has no soft-capped attention")
+    by_torch_alone = ("attn_logit_softcapping", "num_experts_per_tok")
+    if kind == "openvino" and any(getattr(original.config, each, None) for each in by_torch_alone):
+        pytest.skip("OpenVINO has neither soft-capped attention nor experts")
     original.generation_config.eos_token_id = None
     model = TinyModel(convert(original, tmp_path / "a.gguf"), original, agreement)
     requests = random_requests(6)
@@ -184,15 +199,24 @@ def test_a_file_whose_tensors_are_not_those_of_its_model_is_refused_by_their_nam
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["llama_biases", "qwen2", "gemma2", "phi3"])
+@pytest.mark.parametrize("name", ["llama_biases", "qwen2", "qwen3_moe_768", "gemma2", "phi3"])
 def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
     """It leaves out biases of Llama, and the scaling of rotary embeddings."""
     path = convert(random_model(name), tmp_path / "a.gguf")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     source = open_source(path)
+    weights = Weights(read_model_facts(source), source, torch.float32, CPU)
     for key, values in theirs.state_dict().items():
         if key != "lm_head.weight":
-            assert torch.equal(values, source.read(key)), key
+            assert torch.equal(values, weights.tensor(key)), key
+
+
+def test_experts_of_an_architecture_that_has_none_are_refused_by_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    fields = {key.replace("llama.", "qwen2."): value for key, value in LLAMA.items()}
+    write(path, fields | {"general.architecture": "qwen2", "qwen2.expert_count": 4} | byte_level())
+    with pytest.raises(SettingsError, match=r"qwen2\.expert_count = 4: is not known"):
+        TorchEngine(Settings(model=ModelSettings(str(path), "float32")))
 
 
 @pytest.mark.parametrize("pre", [name for name, words in WORDS.items() if not words.single_digits])

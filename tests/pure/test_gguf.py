@@ -142,7 +142,12 @@ def test_a_file_that_is_cut_anywhere_in_its_header_is_refused(tmp_path: Path) ->
     ("changed", "says"),
     [
         ({"general.architecture": "mamba"}, "general.architecture = 'mamba': llama, qwen2"),
-        ({"llama.expert_count": 8}, "llama.expert_count = 8: is not known of the architecture llama"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        (
+            {"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_shared_count": 1},
+            "llama.expert_shared_count = 1: is not known of the architecture llama",
+        ),
+        ({"llama.expert_used_count": 2}, "llama.expert_used_count = 2: is not known"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": "two"}, "llama.block_count = 'two': must be one whole number"),
         ({"llama.attention.head_count": [4, 2]}, "head_count = list of 2: must be one whole number"),

@@ -25,6 +25,9 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
 }
 LLAMA3_ROWS = "rope_freqs.weight"
 
@@ -39,8 +42,8 @@ def convert(model: Any, path: Path, more: Mapping[str, NDArray[Any]] = MappingPr
     for full, values in model.state_dict().items():
         if full == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        module, _, part = full.rpartition(".")
-        tensors[f"{names.get_name(module)}.{part}"] = _converted(name, full, values.numpy(), config)
+        for module, part, own in _stored(full, values.numpy()):
+            tensors[f"{names.get_name(module)}.{part}"] = _converted(name, full, own, config)
     tokens = byte_level(size=config.vocab_size - 4)
     tokens |= {f"{KEY}.padding_token_id": tokens[f"{KEY}.bos_token_id"]}
     fields = {"general.architecture": name, **tokens, **_prefixed(name, _fields(config))}
@@ -50,6 +53,15 @@ def convert(model: Any, path: Path, more: Mapping[str, NDArray[Any]] = MappingPr
     for length in ("long", "short") if rope.get("rope_type") == "longrope" else ():
         tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
     return write(path, fields, tensors | dict(more))
+
+
+def _stored(name: str, values: NDArray[Any]) -> list[tuple[str, str, NDArray[Any]]]:
+    """Module, part of its name and values; gate and up of experts apart."""
+    module, _, part = name.rpartition(".")
+    if part == "gate_up_proj":
+        halves = zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True)
+        return [(f"{module}.{half}", "weight", np.ascontiguousarray(own)) for half, own in halves]
+    return [(name, "weight", values)] if part == "down_proj" else [(module, part, values)]
 
 
 def _prefixed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +87,9 @@ def _fields(config: Any) -> dict[str, Any]:
         "attention.sliding_window": getattr(config, "sliding_window", None),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "expert_count": getattr(config, "num_local_experts", None),
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         **_scaling(full),
     }
 

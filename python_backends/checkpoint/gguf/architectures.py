@@ -20,6 +20,10 @@ class Architecture:
     norm_plus_one: bool = False  # norms are stored as 1 + w
     wide_model: int | None = None  # the number of layers of the size that scales queries by hidden / heads
 
+    @property
+    def has_experts(self) -> bool:
+        return "ffn_gate_inp" in self.layer
+
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -29,9 +33,18 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+# of all experts in one tensor each
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LLAMA = MappingProxyType(_ATTENTION | _MLP | {"ffn_norm": "post_attention_layernorm"})
 _QWEN3 = MappingProxyType(_LLAMA | _HEAD_NORMS)
+_MIXTRAL = MappingProxyType(_ATTENTION | _EXPERTS | {"ffn_norm": "post_attention_layernorm"})
+_QWEN3_MOE = MappingProxyType(_MIXTRAL | _HEAD_NORMS)
 _GEMMA2 = MappingProxyType(
     _ATTENTION
     | _MLP
@@ -60,6 +73,8 @@ ARCHITECTURES = MappingProxyType(
         "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, permuted=True),
         "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
         "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _QWEN3),
+        "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _QWEN3_MOE),
+        "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _QWEN3_MOE),
         "gemma": Architecture("gemma", "GemmaForCausalLM", _LLAMA, norm_plus_one=True),
         "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _GEMMA2, norm_plus_one=True, wide_model=46),
         "gemma3": Architecture(
@@ -72,3 +87,5 @@ ARCHITECTURES = MappingProxyType(
         "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
     }
 )
+# what an architecture is called, too, if it has experts
+MIXTURES = MappingProxyType({"llama": Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL, permuted=True)})

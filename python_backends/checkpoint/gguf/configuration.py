@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from python_backends.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
+from python_backends.checkpoint.gguf.architectures import ARCHITECTURES, MIXTURES, Architecture
 from python_backends.checkpoint.gguf.header import Header
 from python_backends.checkpoint.gguf.metadata import Metadata
 from python_backends.checkpoint.gguf.rotary import Factors, rope_fields
@@ -39,6 +39,7 @@ READ = frozenset(  # by `config_of` and `rotary`
         "rope.scaling.original_context_length",
     ]
 )
+READ_OF_EXPERTS = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # layers with the whole context, where the file has no pattern
 QUANTISED = "bfloat16"  # what such models were made from
@@ -49,13 +50,14 @@ def architecture_of(metadata: Metadata) -> Architecture:
     name = metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise metadata.refused("general.architecture", f"{', '.join(ARCHITECTURES)} are served")
-    return ARCHITECTURES[name]
+    is_mixture = name in MIXTURES and metadata.whole(f"{name}.expert_count", 0)
+    return MIXTURES[name] if is_mixture else ARCHITECTURES[name]
 
 
 def config_of(metadata: Metadata, header: Header, factors: Factors) -> dict[str, Any]:
     """`factors`: the values of a tensor by its name. Raises CheckpointError."""
     architecture, name = architecture_of(metadata), metadata.text("general.architecture")
-    _refuse_unknown(metadata, name)
+    _refuse_unknown(metadata, name, architecture)
     hidden, heads = metadata.whole(f"{name}.embedding_length"), metadata.whole(f"{name}.attention.head_count")
     if not heads:
         raise metadata.refused(f"{name}.attention.head_count", "must be at least 1")
@@ -79,17 +81,18 @@ def config_of(metadata: Metadata, header: Header, factors: Factors) -> dict[str,
         **_tokens(metadata),
     }
     config |= rope_fields(metadata, name, config, factors)
-    return config | _FIELDS.get(name, _nothing)(metadata, header, config)
+    return config | _FIELDS.get(architecture.model_type, _nothing)(metadata, header, config)
 
 
-def _refuse_unknown(metadata: Metadata, name: str) -> None:
+def _refuse_unknown(metadata: Metadata, name: str, architecture: Architecture) -> None:
+    known = READ | HARMLESS | (READ_OF_EXPERTS if architecture.has_experts else frozenset())
     if metadata.whole("split.count", 1) > 1:
         raise metadata.refused(
             "split.count", "is a part of a model; llama-gguf-split --merge makes one file of the parts"
         )
     for key, value in metadata.fields.items():
         field = key.removeprefix(f"{name}.")
-        if key.startswith(f"{name}.") and field not in READ | HARMLESS and value:  # 0, false: not in use
+        if key.startswith(f"{name}.") and field not in known and value:  # 0, false: not in use
             raise metadata.refused(key, f"is not known of the architecture {name}")
 
 
@@ -126,6 +129,23 @@ def _gemma2(metadata: Metadata, _header: Header, config: dict[str, Any]) -> dict
     }
 
 
+def _mixtral(metadata: Metadata, _header: Header, _config: dict[str, Any]) -> dict[str, Any]:
+    name = metadata.text("general.architecture")
+    count, chosen = (metadata.whole(f"{name}.{field}") for field in ("expert_count", "expert_used_count"))
+    return {"num_local_experts": count, "num_experts_per_tok": chosen}
+
+
+def _olmoe(metadata: Metadata, header: Header, config: dict[str, Any]) -> dict[str, Any]:
+    found = _mixtral(metadata, header, config)
+    return {"num_experts": found.pop("num_local_experts"), "norm_topk_prob": False, **found}
+
+
+def _qwen3_moe(metadata: Metadata, header: Header, config: dict[str, Any]) -> dict[str, Any]:
+    width = metadata.whole("qwen3moe.expert_feed_forward_length")
+    # as llama.cpp computes it
+    return _mixtral(metadata, header, config) | {"moe_intermediate_size": width, "norm_topk_prob": True}
+
+
 def _softcap(metadata: Metadata, key: str) -> float | None:
     return metadata.real(key, 0.0) or None
 
@@ -151,6 +171,9 @@ def _nothing(_metadata: Metadata, _header: Header, _config: dict[str, Any]) -> d
 _FIELDS: dict[str, Callable[[Metadata, Header, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "gemma2": _gemma2,
-    "gemma3": _gemma2,
+    "gemma3_text": _gemma2,
     "phi3": _phi3,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "qwen3_moe": _qwen3_moe,
 }
