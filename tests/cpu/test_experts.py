@@ -20,12 +20,15 @@ from transformers import AutoModelForCausalLM
 
 from python_backends.engine.model.description import Linear
 from python_backends.engine.model.quantised import quantise
+from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch import experts
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.experts import ExpertProducts
 from python_backends.engine.torch.training.model import load_trained_model
 from python_backends.finetuning.beginning import targets
+from python_backends.instance import build
 from python_backends.settings import ModelSettings, Settings, SettingsError
+from tests.support.peft_adapters import save_adapter
 from tests.support.quantised_checkpoints import SCHEMES, write
 from tests.support.tiny_models import WITH_EXPERTS, Serving, TinyModel, random_requests
 
@@ -155,6 +158,22 @@ def test_training_is_refused_by_name(tiny: Callable[[str], TinyModel]) -> None:
         targets(settings, "q_proj")
     with pytest.raises(SettingsError, match="mixtures of experts are not trained"):
         load_trained_model(settings)
+    assert build._refusal(settings) == (
+        f"model.directory = '{settings.model.directory}': mixtures of experts are not trained"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT
+def test_an_adapter_of_experts_is_refused_by_the_name_of_its_tensor(
+    tiny: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    model = tiny("qwen3_moe")
+    directory = save_adapter(model.model, tmp_path / "law", rank=2)
+    tensors = load_file(directory / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight"
+    save_file({**tensors, name: torch.ones(2, 64)}, directory / "adapter_model.safetensors")
+    with pytest.raises(BadAdapterError, match=r"experts\.3\.gate_proj\.lora_A\.weight"):
+        model.engine().read_adapter(directory, tmp_path)
 
 
 def changed(model: TinyModel, directory: Path, change: Callable[[Path], object]) -> Settings:

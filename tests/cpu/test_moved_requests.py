@@ -206,13 +206,15 @@ def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
         np.testing.assert_array_equal(ours.top, wanted.top)
 
 
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "llama_grouped") for kind in SERVED), ("torch", "qwen3_moe")]
+)
 def test_a_request_moves_to_another_engine_and_back_among_others(
-    engines: Engines, kind: str, one: TinyModel
+    engines: Engines, tiny: Callable[[str], TinyModel], kind: str, name: str
 ) -> None:
     """Once with a last block that is partly filled, and once with one that is full."""
     request, others = ask(), neighbours(1)
-    first, second = pair(engines, kind)
+    first, second = pair(engines, kind, name)
     for instance, other in zip((first, second), others, strict=True):
         instance.submit(other)
         instance.step()
@@ -222,7 +224,7 @@ def test_a_request_moves_to_another_engine_and_back_among_others(
     second.run()
     answers = first.run()
     for each in (request, *others):
-        one.check(each, answers[each.request_id])
+        tiny(name).check(each, answers[each.request_id])
 
 
 @pytest.mark.parametrize("kind", SERVED)
