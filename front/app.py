@@ -74,6 +74,7 @@ class App:
             Route("/", self._root),
             Route("/health", self._health),
             Route("/metrics", self._show_metrics),
+            Route("/v1/embeddings", self._embeddings, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/requests/{name}", self._one_request),
@@ -110,6 +111,9 @@ class App:
     async def _show_metrics(self, _request: Request) -> Response:
         text = self._page.text(self.shared_metrics.of_all(), await self._queue.status())
         return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def _embeddings(self, _request: Request) -> Response:
+        raise ProblemError(404, "this server has no embeddings: it serves a model that answers", "not_found")
 
     async def _models(self, _request: Request) -> Response:
         return json_response({"object": "list", "data": list_models(self._model)})
