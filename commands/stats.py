@@ -1,16 +1,19 @@
-"""How good predicted lengths were, from the request log: a table by instruction, a calibration plot, and when
-a forest was learned.
+"""How good predicted lengths were, from the request log: tables by stage and by instruction, a picture, and
+what was learned when.
 
     python -m commands.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000]
-    [--plot stats.svg]
+    [--plot stats.svg] [--json PATH]
 
-Reads while a server runs, or without one. Instructions have their texts only where prompts are kept.
+Stages: *text*, before the prompt is computed; *prompt*, from the hidden state at its end. By instruction,
+each answer counts with its last stage. Reads while a server runs, or without one. Instructions have their
+texts only where prompts are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import sqlite3
 import sys
 from collections import defaultdict
@@ -22,71 +25,52 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from commands.logged_answers import HALF, Logged, StageRow, as_json, logged, stage_rows
 from commands.model import located
-from python_backends.nouns.request import QUANTILE_LEVELS, Floats
+from python_backends.nouns.request import QUANTILE_LEVELS
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import FILE, RequestLog, teaches
-from python_backends.prediction.versions import Version, current
+from python_backends.prediction.versions import Learned, Version, current
 from python_backends.settings import SettingsError, add_arguments, of_command_line
 
-COLUMNS = "at_s, instruction, num_output_tokens, ended, mean, quantiles, version, instruction_text"
 MAX_INSTRUCTIONS = 20
-HALF, NINETY = QUANTILE_LEVELS.index(0.5), QUANTILE_LEVELS.index(0.9)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """An answer that ended by itself, and its prediction."""
-
-    at_s: float
-    instruction: str
-    length: int
-    mean: float
-    quantiles: Floats
-    version: int  # 0: predicted by history
+NINETY = QUANTILE_LEVELS.index(0.9)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     instruction: str
     answers: int
-    by_forest: float  # share that the forest predicted
+    learned: float  # share that was predicted by what was learned, not by recent history
     length: float
     error: float  # mean, absolute, in tokens
     wrong: float  # share of which `teaches` is true: so far off that it is learned from
     covered: tuple[float, ...]  # at LEVELS
 
 
-def outcomes(log: RequestLog, last: int) -> list[Outcome]:
-    """Answers with a prediction, oldest first. Without those that were
-    cut short: their true lengths are unknown.
-    """
-    found = []
-    for at_s, number, length, ended, mean, quantiles, version, text in reversed(log.rows(COLUMNS, last)):
-        if ended and mean is not None:
-            name = text or f"#{number:016x}"[:9]
-            found.append(Outcome(at_s, name, length, mean, np.frombuffer(quantiles, "<f4"), version))
-    return found
+def outcomes(answers: Sequence[Logged]) -> list[Logged]:
+    """Those with a prediction. Without those that were cut short: their true lengths are unknown."""
+    return [each for each in answers if each.ended and each.said]
 
 
-def row(name: str, group: Sequence[Outcome]) -> Row:
-    lengths, means = np.array([each.length for each in group]), np.array([each.mean for each in group])
-    covered = (lengths[:, None] <= np.stack([each.quantiles for each in group])).mean(axis=0)
+def row(name: str, group: Sequence[Logged]) -> Row:
+    lengths, means = np.array([each.length for each in group]), np.array([each.last.mean for each in group])
+    covered = (lengths[:, None] <= np.stack([each.last.quantiles for each in group])).mean(axis=0)
     return Row(
         name,
         len(group),
-        float(np.mean([each.version > 0 for each in group])),
+        float(np.mean([each.last.version > 0 for each in group])),
         float(lengths.mean()),
         float(np.abs(means - lengths).mean()),
-        float(np.mean([teaches(each.mean, each.length) for each in group])),
+        float(np.mean([teaches(each.last.mean, each.length) for each in group])),
         tuple(covered.tolist()),
     )
 
 
-def rows(found: Sequence[Outcome]) -> list[Row]:
+def rows(found: Sequence[Logged]) -> list[Row]:
     """A row for all answers, then one for each of the most frequent instructions."""
-    groups: defaultdict[str, list[Outcome]] = defaultdict(list)
+    groups: defaultdict[str, list[Logged]] = defaultdict(list)
     for each in found:
         groups[each.instruction].append(each)
     frequent = sorted(groups.items(), key=lambda item: -len(item[1]))[:MAX_INSTRUCTIONS]
@@ -96,42 +80,61 @@ def rows(found: Sequence[Outcome]) -> list[Row]:
 def table(made: Sequence[Row]) -> Table:
     drawn = Table(title="predicted lengths; covered: answers not longer than the quantile")
     drawn.add_column("instruction")
-    for name in ("answers", "by forest", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
+    for name in ("answers", "learned", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
         drawn.add_column(name, justify="right")
     for each in made:
-        numbers = [f"{each.answers}", f"{each.by_forest:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
+        numbers = [f"{each.answers}", f"{each.learned:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
         drawn.add_row(each.instruction[:60], *numbers, *shares, end_section=each.instruction == "all")
     return drawn
 
 
-def learned(version: Version | None) -> str:
+def by_stage(made: Sequence[StageRow]) -> Table:
+    drawn = Table(title="predicted lengths, by stage")
+    drawn.add_column("stage")
+    names = ("answers", "length", "error", "of the median", "rank correlation", "covered 0.5", "covered 0.9")
+    for name in names:
+        drawn.add_column(name, justify="right")
+    for each in made:
+        numbers = [f"{value:.1f}" for value in (each.error, each.error_of_median)]
+        shares = [f"{each.covered[level]:.0%}" for level in (HALF, NINETY)]
+        correlation = f"{each.rank_correlation:.2f}"
+        drawn.add_row(each.stage, f"{each.answers}", f"{each.length:.0f}", *numbers, correlation, *shares)
+    return drawn
+
+
+def learned(what: Learned, version: Version | None) -> str:
     if version is None:
-        return "nothing has been learned yet: recent history predicts"
+        return f"{what}: nothing has been learned yet"
     at = datetime.datetime.fromtimestamp(version.learned_at_s).astimezone()
     return (
-        f"version {version.number}, learned {at:%Y-%m-%d %H:%M:%S} from {version.num_observations} answers "
-        f"in {version.fit_s:.1f} s, encoder {version.encoder}"
+        f"{what}: version {version.number}, learned {at:%Y-%m-%d %H:%M:%S} from {version.num_observations}"
+        f" answers in {version.fit_s:.1f} s" + (f", encoder {version.encoder}" if version.encoder else "")
     )
 
 
-def write_plot(path: Path, found: Sequence[Outcome], made: Sequence[Row]) -> None:
-    """Left: covered share against quantile level, for all and for each
-    instruction. Right: the error over time.
+def write_plot(path: Path, found: Sequence[Logged], made: Sequence[Row]) -> None:
+    """Left: covered share against quantile level, for all and for each instruction. Middle: predicted and
+    true lengths. Right: the error over time.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4))
     left.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     for each in made[1:]:
         left.plot(LEVELS, each.covered, color="tab:blue", alpha=0.3, linewidth=0.8)
     left.plot(LEVELS, made[0].covered, "o-", color="tab:blue", label="all (pale: by instruction)")
     left.set(xlabel="promised", ylabel="covered", xlim=(0, 1), ylim=(0, 1))
     left.legend()
-    errors = np.array([abs(each.mean - each.length) for each in found])
+    means, lengths = (np.array(each) for each in zip(*((a.last.mean, a.length) for a in found), strict=True))
+    middle.loglog(np.maximum(means, 1), np.maximum(lengths, 1), ".", alpha=0.4, markersize=3)
+    ends = [1, max(2.0, means.max(), lengths.max())]
+    middle.plot(ends, ends, color="grey", linewidth=0.8)
+    middle.set(xlabel="predicted mean, tokens", ylabel="length, tokens")
+    errors = np.abs(means - lengths)
     width = max(1, len(errors) // 50)
     smooth = np.convolve(errors, np.ones(width) / width, "valid")
     right.plot([datetime.datetime.fromtimestamp(each.at_s) for each in found[width - 1 :]], smooth)
@@ -139,6 +142,15 @@ def write_plot(path: Path, found: Sequence[Outcome], made: Sequence[Row]) -> Non
     figure.autofmt_xdate()
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
+
+
+def write_json(where: str, answers: Sequence[Logged]) -> None:
+    """Raises OSError."""
+    text = json.dumps(as_json(answers))
+    if where == "-":
+        print(text)
+    else:
+        Path(where).write_text(text + "\n", "utf-8")
 
 
 def main() -> int:
@@ -153,26 +165,36 @@ def main() -> int:
         metavar="PATH",
         help="a picture: .svg or .png; default: stats.svg next to the log",
     )
+    parser.add_argument(
+        "--json", metavar="PATH", help="write the logged answers and their predictions there; -: print them"
+    )
     asked = parser.parse_args()
     if asked.last < 1:
         parser.error(f"--last {asked.last}: must be at least 1")
     try:
         directory = directory_of(located(of_command_line(asked)))
         log = RequestLog(directory)
-        found = outcomes(log, asked.last)
+        answers = logged(log, asked.last)
         log.close()
+        if asked.json:
+            write_json(asked.json, answers)
     except (SettingsError, OSError, sqlite3.Error) as error:
         print(
             f"no statistics: {error} ({directory / FILE})" if isinstance(error, sqlite3.Error) else error,
             file=sys.stderr,
         )
         return 1
+    if asked.json == "-":
+        return 0
+    found = outcomes(answers)
     made = rows(found)
     console = Console()
-    console.print(learned(current(directory)))
+    for each in Learned:
+        console.print(learned(each, current(directory, each)))
     if not made:
         console.print("no predicted answer has ended yet")
         return 0
+    console.print(by_stage(stage_rows(answers)))
     console.print(table(made))
     plot = asked.plot or directory / "stats.svg"
     try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commands import stats
+from python_backends.nouns.messages import AtPromptEnd
 from python_backends.nouns.request import Finish
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT, Learned
 from python_backends.settings import load
-from tests.support.records import record
+from tests.support.records import prediction, record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,10 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[Path, object]:
-    overrides = {"prediction.directory": str(tmp_path)}
+    overrides = {"prediction.directory": str(tmp_path), "model.directory": "models/bundled"}
     directory = directory_of(load(ROOT / "gapless.toml", overrides))
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr(sys, "argv", ["stats", "--set", f"prediction.directory={tmp_path}"])
+    given = [word for name, value in overrides.items() for word in ("--set", f"{name}={value}")]
+    monkeypatch.setattr(sys, "argv", ["stats", *given])
 
     def told() -> tuple[int, str]:
         code = stats.main()
@@ -50,8 +54,10 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     )
     code, text = told()
     assert code == 0
-    assert "version 7, learned 2023-11-14" in text
-    everything, said, sang = (line.split() for line in text.splitlines() if line.startswith("│ "))
+    assert "forest: version 7, learned 2023-11-14" in text
+    assert "states: nothing has been learned yet" in text
+    stage, everything, said, sang = (line.split() for line in text.splitlines() if line.startswith("│ "))
+    assert [cell for cell in stage if cell != "│"] == ["text", "4", "30", "10.0", "10.0", "nan", "75%", "75%"]
     assert everything[1:14:2][:1] == ["all"]
     assert [cell for cell in everything if cell != "│"] == [
         "all",
@@ -66,6 +72,39 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert [cell for cell in said if cell != "│"][-3:] == ["0%", "100%", "100%"]
     assert sang[1].startswith("#")
     assert (directory / "stats.svg").stat().st_size > 1000
+
+
+def at_end(mean: float) -> AtPromptEnd:
+    return AtPromptEnd(np.ones(4, np.float32), 18, prediction(mean), 2)
+
+
+def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_answer(  # type: ignore[no-untyped-def]
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, told = run
+    log = RequestLog(directory, 100)
+    for length in (10, 20, 40, 80):
+        # the text is wrong about the order, the state is a tenth too much
+        log.add([record(num_output=length, mean=90 - length).changed(at_prompt_end=at_end(1.1 * length))])
+    log.add([record(num_output=7, finish=Finish.LENGTH).changed(at_prompt_end=at_end(9))])
+    log.close()
+    path = tmp_path / "answers.json"
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--json", str(path)])
+    code, text = told()
+    assert code == 0
+    lines = [[cell for cell in line.split() if cell != "│"] for line in text.splitlines() if "│" in line]
+    assert ["text", "4", "38", "50.0", "50.0", "-1.00", "75%", "75%"] in lines
+    assert ["prompt", "4", "38", "3.8", "3.8", "1.00", "100%", "100%"] in lines
+    listed = json.loads(path.read_text())
+    assert [each["length"] for each in listed] == [10, 20, 40, 80, 7]
+    assert [each["ended"] for each in listed] == [True] * 4 + [False]
+    assert listed[1]["predicted"] == pytest.approx(22)
+    assert listed[1]["quantiles"][2] == pytest.approx(22)
+    assert listed[1]["text"]["predicted"] == pytest.approx(70)
+    assert listed[4]["text"] == {"predicted": None, "quantiles": None}
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "-"])
+    code, text = told()
+    assert json.loads(text) == listed
 
 
 @pytest.mark.parametrize("plot", ["nowhere/stats.svg", "stats.doc"])
@@ -100,5 +139,5 @@ def test_before_anything_is_logged_it_says_so(run) -> None:  # type: ignore[no-u
     RequestLog(directory, 100).close()
     code, text = told()
     assert code == 0
-    assert "nothing has been learned yet" in text
+    assert "forest: nothing has been learned yet" in text
     assert "no predicted answer has ended yet" in text

@@ -1,0 +1,137 @@
+"""The answers of the request log as `make stats` tells of them: their lengths, and what was predicted at each
+stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from python_backends.nouns.request import QUANTILE_LEVELS, Floats
+from python_backends.prediction.lengths import Doubles
+from python_backends.prediction.request_log import RequestLog
+
+HALF = QUANTILE_LEVELS.index(0.5)
+COLUMNS = {
+    "text": ("mean", "quantiles", "version"),  # before the prompt is computed
+    "prompt": ("end_mean", "end_quantiles", "end_version"),  # at its end
+}
+STAGES = tuple(COLUMNS)  # the later ones know more
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A prediction of one answer."""
+
+    mean: float
+    quantiles: Floats  # [levels]
+    version: int  # 0: predicted by history
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logged:
+    """An answer and its predictions, by stage."""
+
+    at_s: float
+    instruction: str
+    length: int
+    ended: bool  # false: cut short
+    said: dict[str, Said] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Said:
+        """The prediction of the last stage that has one."""
+        return self.said[next(stage for stage in reversed(STAGES) if stage in self.said)]
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    stage: str
+    answers: int
+    length: float
+    error: float  # mean, absolute, of the predicted mean, in tokens
+    error_of_median: float
+    rank_correlation: float  # Spearman's; NaN if all are equal
+    covered: tuple[float, ...]  # at LEVELS
+
+
+def logged(log: RequestLog, last: int) -> list[Logged]:
+    """The newest `last` answers, oldest first."""
+    names = [name for columns in COLUMNS.values() for name in columns]
+    rows = log.rows(
+        ", ".join(["at_s, instruction, num_output_tokens, ended, instruction_text", *names]), last
+    )
+    return [_logged(row) for row in reversed(rows)]
+
+
+def _logged(row: Sequence[Any]) -> Logged:
+    at_s, number, length, ended, text, *values = row
+    said = {
+        stage: Said(mean, np.frombuffer(quantiles, "<f4"), version)
+        for stage, (mean, quantiles, version) in zip(
+            STAGES, (values[place : place + 3] for place in range(0, len(values), 3)), strict=True
+        )
+        if mean is not None
+    }
+    return Logged(at_s, text or f"#{number:016x}"[:9], length, bool(ended), said)
+
+
+def stage_rows(answers: Sequence[Logged]) -> list[StageRow]:
+    """Of the answers that ended by themselves, for each stage that has predicted some."""
+    found = []
+    for stage in STAGES:
+        known = [each for each in answers if each.ended and stage in each.said]
+        if known:
+            found.append(_row(stage, known))
+    return found
+
+
+def _row(stage: str, answers: Sequence[Logged]) -> StageRow:
+    lengths = np.array([each.length for each in answers], np.float64)
+    means = np.array([each.said[stage].mean for each in answers])
+    quantiles = np.stack([each.said[stage].quantiles for each in answers])
+    return StageRow(
+        stage,
+        len(answers),
+        float(lengths.mean()),
+        float(np.abs(means - lengths).mean()),
+        float(np.abs(quantiles[:, HALF] - lengths).mean()),
+        rank_correlation(means, lengths),
+        tuple((lengths[:, None] <= quantiles).mean(axis=0).tolist()),
+    )
+
+
+def rank_correlation(a: Doubles, b: Doubles) -> float:
+    """Spearman's; NaN if one of them has the same value everywhere."""
+    first, second = _ranks(a), _ranks(b)
+    if first.std() == 0 or second.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Doubles) -> Doubles:
+    """Equal values share the mean of their places."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Doubles = (counts.cumsum() - (counts - 1) / 2)[places]
+    return ranks
+
+
+def as_json(answers: Sequence[Logged]) -> list[dict[str, Any]]:
+    """One object for each: `length`, `ended`, and what was predicted at the prompt's end and from the text;
+    null: nothing was.
+    """
+    return [
+        {"length": each.length, "ended": each.ended}
+        | _told(each.said.get("prompt"))
+        | {"text": _told(each.said.get("text"))}
+        for each in answers
+    ]
+
+
+def _told(said: Said | None) -> dict[str, Any]:
+    if said is None:
+        return {"predicted": None, "quantiles": None}
+    return {"predicted": said.mean, "quantiles": [float(each) for each in said.quantiles]}
