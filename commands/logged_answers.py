@@ -30,6 +30,10 @@ class Said:
     quantiles: Floats  # [levels]
     version: int  # 0: predicted by history
 
+    @property
+    def median(self) -> float:
+        return float(self.quantiles[HALF])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logged:
@@ -52,8 +56,8 @@ class StageRow:
     stage: str
     answers: int
     length: float
-    error: float  # mean, absolute, of the predicted mean, in tokens
-    error_of_median: float
+    error: float  # mean, absolute, of the predicted median, in tokens
+    error_of_mean: float
     rank_correlation: float  # Spearman's; NaN if all are equal
     covered: tuple[float, ...]  # at LEVELS
 
@@ -97,8 +101,8 @@ def _row(stage: str, answers: Sequence[Logged]) -> StageRow:
         stage,
         len(answers),
         float(lengths.mean()),
-        float(np.abs(means - lengths).mean()),
         float(np.abs(quantiles[:, HALF] - lengths).mean()),
+        float(np.abs(means - lengths).mean()),
         rank_correlation(means, lengths),
         tuple((lengths[:, None] <= quantiles).mean(axis=0).tolist()),
     )
@@ -120,8 +124,8 @@ def _ranks(values: Doubles) -> Doubles:
 
 
 def as_json(answers: Sequence[Logged]) -> list[dict[str, Any]]:
-    """One object for each: `length`, `ended`, and what was predicted at the prompt's end and from the text;
-    null: nothing was.
+    """One object for each: `length`, `ended`, and what was predicted at the prompt's end and from the text:
+    `predicted` (the median), `mean`, `quantiles`; null: nothing was.
     """
     return [
         {"length": each.length, "ended": each.ended}
@@ -133,5 +137,9 @@ def as_json(answers: Sequence[Logged]) -> list[dict[str, Any]]:
 
 def _told(said: Said | None) -> dict[str, Any]:
     if said is None:
-        return {"predicted": None, "quantiles": None}
-    return {"predicted": said.mean, "quantiles": [float(each) for each in said.quantiles]}
+        return {"predicted": None, "mean": None, "quantiles": None}
+    return {
+        "predicted": said.median,
+        "mean": said.mean,
+        "quantiles": [float(each) for each in said.quantiles],
+    }

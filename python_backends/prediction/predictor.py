@@ -27,6 +27,7 @@ from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
 from python_backends.prediction.versions import Version, current
 from python_backends.settings import PredictionSettings
+from python_backends.settings.sections.prediction import NO_ENCODER
 
 log = logging.getLogger("gapless.length_predictor")
 
@@ -201,7 +202,8 @@ class Predictor:
         self._start_loading()
 
     def _start_loading(self) -> None:
-        if self._loading is None and self._settings.processor_share > 0:
+        wanted = self._settings.encoder != NO_ENCODER and self._settings.processor_share > 0
+        if self._loading is None and wanted:
             self._loading = threading.Thread(target=self._load_encoder, name="encoder", daemon=True)
             self._loading.start()
 

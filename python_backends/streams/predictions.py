@@ -21,14 +21,18 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.nouns.messages import AnswerRecord, AtPromptEnd, LengthAnswer
-from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.nouns.request import (
+    QUANTILE_LEVELS,
+    Finish,
+    LengthPrediction,
+    Request,
+    Sampling,
+    Subject,
+)
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
-ERRORS = {
-    "text": "gapless_length_prediction_error_tokens",
-    "prompt": "gapless_length_error_at_prompt_end_tokens",
-}
+MEDIAN = QUANTILE_LEVELS.index(0.5)
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
 
@@ -128,10 +132,11 @@ class Predictions:
         if subject is None or not (was_asked or at_prompt_end):
             return
         record = self._record(request, subject, num_output_tokens, finish, at_prompt_end)
-        if at_prompt_end is not None:
-            self._observe("prompt", at_prompt_end.prediction, num_output_tokens, finish)
+        if at_prompt_end is not None and at_prompt_end.prediction is not None and finish == Finish.STOP:
+            error = abs(float(at_prompt_end.prediction.quantiles[MEDIAN]) - num_output_tokens)
+            self._metrics.observe("gapless_length_error_at_prompt_end_tokens", error)
         if answer is not None:
-            self._observe("text", answer.prediction, num_output_tokens, finish)
+            self._observe(answer, num_output_tokens, finish)
             self._records.append(record.changed(predicted=answer))
             return
         self._ended[request.request_id] = record
@@ -169,12 +174,10 @@ class Predictions:
         source = "none" if answer.prediction is None else "forest" if answer.version else "history"
         self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
 
-    def _observe(
-        self, stage: str, prediction: LengthPrediction | None, num_output_tokens: int, finish: Finish
-    ) -> None:
-        if prediction is not None and finish == Finish.STOP:
-            error = abs(prediction.mean - num_output_tokens)
-            self._metrics.observe(ERRORS[stage], error)
+    def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
+        if answer.prediction is not None and finish == Finish.STOP:
+            error = abs(answer.prediction.mean - num_output_tokens)
+            self._metrics.observe("gapless_length_prediction_error_tokens", error)
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:

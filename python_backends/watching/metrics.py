@@ -109,7 +109,7 @@ HISTOGRAMS = {
     "gapless_queue_time_seconds": "From arrival to a slot",
     "gapless_length_prediction_error_tokens": "Between the length of an answer and its mean as predicted from"
     " its text",
-    "gapless_length_error_at_prompt_end_tokens": "Between the length of an answer and its mean as predicted"
+    "gapless_length_error_at_prompt_end_tokens": "Between the length of an answer and its median as predicted"
     " from the hidden state at the end of its prompt",
     "gapless_migration_seconds": "From the decision to move a running request until it goes on elsewhere",
     "gapless_migration_downtime_seconds": (

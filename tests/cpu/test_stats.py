@@ -101,7 +101,7 @@ def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_an
     assert listed[1]["predicted"] == pytest.approx(22)
     assert listed[1]["quantiles"][2] == pytest.approx(22)
     assert listed[1]["text"]["predicted"] == pytest.approx(70)
-    assert listed[4]["text"] == {"predicted": None, "quantiles": None}
+    assert listed[4]["text"] == {"predicted": None, "mean": None, "quantiles": None}
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "-"])
     code, text = told()
     assert json.loads(text) == listed

@@ -22,7 +22,13 @@ from tests.support.server.serving import wait_for
 
 pytestmark = pytest.mark.timeout(1200)
 
-QUICKLY = {"encoder_from": 20, "processor_share": 1, "sample_every_s": 0, "relearn_s": 5}
+QUICKLY = {
+    "encoder": "packaged",
+    "encoder_from": 20,
+    "processor_share": 1,
+    "sample_every_s": 0,
+    "relearn_s": 5,
+}
 LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
 TASKS = [json.loads(line)["messages"] for line in LINES]
 COUNT = """

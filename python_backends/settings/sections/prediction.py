@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from python_backends.settings.setting import setting
 
+NO_ENCODER, PACKAGED = "none", "packaged"
+
 
 @dataclass(frozen=True, slots=True)
 class PredictionSettings:
@@ -20,9 +22,10 @@ class PredictionSettings:
         " this folder",
     )
     encoder: str = setting(
-        "packaged",
-        "packaged (all-MiniLM-L6-v2) | a directory or a name in the local Hugging Face cache, such as LaBSE"
-        " (the paper's)",
+        "auto",
+        "what reads texts before their prompts are computed: packaged (all-MiniLM-L6-v2) | none: recent"
+        " answers alone say their lengths | auto: packaged where no hidden states are given, else none | a"
+        " directory or a name in the local Hugging Face cache, such as LaBSE (the paper's)",
     )
     encoder_from: int = setting(
         200,

@@ -44,10 +44,12 @@ def subjects(count: int, text: str = "input {}") -> list[Subject]:
 
 
 class House:
-    def __init__(self, directory: Path, share: float = 1.0, encoder_from: int = 0) -> None:
+    def __init__(
+        self, directory: Path, share: float = 1.0, encoder_from: int = 0, encoder: str = "words"
+    ) -> None:
         self.log = RequestLog(directory, 1000)
         self.clock, self.words = Clock(), Words()
-        settings = PredictionSettings(encoder_from=encoder_from)
+        settings = PredictionSettings(encoder_from=encoder_from, encoder=encoder)
         self.predictor = Predictor(
             settings, directory, lambda: self.words, Budget(share, self.clock), self.clock
         )
@@ -87,6 +89,14 @@ def test_the_encoder_is_loaded_only_when_there_is_something_to_learn_from(tmp_pa
     answer = house.predictor.answer(subjects(1))[0]
     assert answer.features is not None
     assert answer.encoder == "words"
+
+
+def test_no_encoder_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
+    house = House(tmp_path, encoder="none")
+    house.log.add([record()] * 10)
+    house.looks_again()
+    assert house.predictor._loading is None
+    assert house.predictor.answer(subjects(1))[0].prediction is not None, "recent answers say it"
 
 
 def test_instructions_and_inputs_that_were_seen_are_not_encoded_again(house: House) -> None:
