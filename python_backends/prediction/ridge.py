@@ -14,8 +14,11 @@ import numpy as np
 from python_backends.nouns.request import Floats
 from python_backends.prediction.lengths import EPSILON, Doubles, Flags, distribution, order
 
-# of the penalty, for features of variance 1; the one with the smallest error of rows left out is taken
-STRENGTHS = tuple(10.0**power for power in np.arange(1.5, 5.5, 0.5))
+# of the penalty, for features of variance 1
+STRENGTHS = tuple(10.0**power for power in np.arange(2.0, 5.5, 0.5))
+# the largest is taken whose error of rows left out is at most this much larger than the smallest: among those
+# left are rows of the same kinds, and what is new needs more of it
+ALLOWED_ERROR = 1.02
 ROUNDS = 6  # of Buckley and James's rule
 MOST_LEVERAGE = 0.999
 
@@ -71,7 +74,7 @@ def fit(features: Floats, logs: Doubles, ended: Flags) -> Ridge:
     decomposed = Decomposed.of(features)
     plain = [decomposed.fit(logs, strength) for strength in STRENGTHS]
     errors = [float(np.square(each.left_out - logs).mean()) for each in plain]
-    best = int(np.argmin(errors))
+    best = max(place for place, error in enumerate(errors) if error <= ALLOWED_ERROR * min(errors))
     ridge = plain[best]
     for _ in range(0 if ended.all() else ROUNDS):
         ridge = decomposed.fit(expected(logs, ended, ridge.left_out), STRENGTHS[best])

@@ -16,7 +16,7 @@ from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 # of the layers, after which the hidden state says most about the length of the answer (docs/prediction.md)
-STATE_DEPTH = 0.6
+STATE_DEPTH = 0.53
 RETENTION = 2  # blocks for finished prefixes: as many again as all slots can use
 
 
