@@ -192,3 +192,39 @@ def test_a_request_that_comes_while_the_server_is_away_is_answered(
     kill(served, "tritonserver")
     wait_for(lambda: not psutil.pid_exists(server) or psutil.Process(server).status() == "zombie", 10)
     assert chat(sdk, 0, CASES[0], Counter()) == expected[0]
+
+
+def test_a_real_model_draws_and_penalizes_as_without_the_kill(bundled: Gapless) -> None:
+    """In float32. The answer of 300 tokens repeats itself without penalties."""
+    case = {"temperature": 0.9, "seed": 11, "n": 2, "logprobs": True, "frequency_penalty": 0.4}
+    fields = {"repetition_penalty": 1.1, "min_tokens": 300}
+
+    def ask(counter: Counter) -> list[Any]:
+        made: list[list[Any]] = [["", []], ["", []]]
+        with openai.OpenAI(
+            base_url=f"http://127.0.0.1:{bundled.front_port}/v1", api_key="none", max_retries=0, timeout=300
+        ) as sdk:
+            messages = [{"role": "user", "content": "Convert to camelCase: def read_all(file_name): pass"}]
+            for chunk in sdk.chat.completions.create(
+                model=sdk.models.list().data[0].id,
+                messages=messages,
+                stream=True,
+                max_tokens=300,
+                extra_body=fields,
+                **case,
+            ):
+                for choice in chunk.choices:
+                    made[choice.index][0] += choice.delta.content or ""
+                    if choice.logprobs is not None:
+                        made[choice.index][1] += [each.token for each in choice.logprobs.content]
+                counter.num += 1
+        return made
+
+    undisturbed, counter = ask(Counter()), Counter()
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(ask, counter)
+        wait_for(lambda: counter.num > 10, 60)
+        assert not begun.done()
+        kill(bundled, "scheduler")
+        assert begun.result(300) == undisturbed
+    assert len(undisturbed[0][1]) >= 290
