@@ -34,9 +34,9 @@ from python_backends.settings import ROOT, Settings
 
 log = logging.getLogger("gapless.instance")
 
-PASSES = 4  # the first one is not counted: code is generated, and memory touched
-PROMPT_TOKENS = 144  # of each request, one for each slot
-OUTPUT_TOKENS = 25
+PASSES = 3  # the first one is not counted: code is generated, and memory touched
+PROMPT_TOKENS = 48  # of each request, one for each slot
+OUTPUT_TOKENS = 9
 # output tokens for each prompt token of a workload: 3,915 to 9,375 in benchmarks/common/workload.json
 OUTPUT_SHARE = 0.42
 LEAST_GAIN = 0.02  # the fused layers must be faster by this
