@@ -37,11 +37,19 @@ from python_backends.engine.model.loading import facts_of
 from python_backends.engine.openvino import BLOCK_TOKENS, fused_fetch, fused_graph, fused_layer, known_fault
 from python_backends.engine.openvino import engine as openvino_engine
 from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
-from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers, FusedOperation, fits
+from python_backends.engine.openvino.fused_graph import (
+    PANEL,
+    READ,
+    FusedGraph,
+    FusedLayers,
+    FusedOperation,
+    fits,
+)
 from python_backends.engine.openvino.fused_layer import Kind
 from python_backends.engine.openvino.graph import Graph, Node, floats
 from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.known_fault import AMX
+from python_backends.engine.openvino.weight_memory import WeightMemory
 from python_backends.instance import build as instance_build
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import SettingsError
@@ -197,7 +205,8 @@ class Computed:
         self._parameters: list[Node] = []
         x = self._input("x", [-1, 1, HIDDEN], ov.Type.f32)
         inputs = [self._input(name, [-1], ov.Type.i32) for name in READ]
-        layers = FusedLayers(model.heads, inputs, [floats(table) for table in model.rotary.tables(POSITIONS)])
+        tables = [floats(table) for table in model.rotary.tables(POSITIONS)]
+        layers = FusedLayers(model.heads, inputs, tables, WeightMemory())
         shape = [-1, model.heads.num_kv_heads, BLOCK_TOKENS, model.heads.head_dim]
         for index, layer in enumerate(model.layers):
             caches = [self._input(f"{index}.{part}", shape, ov.Type.bf16) for part in ("key", "value")]
@@ -371,7 +380,7 @@ def test_results_do_not_depend_on_the_cache_that_weights_are_fetched_into(fused_
 def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers(fused_library: Path) -> None:
     torch.manual_seed(8)
     x, weight = torch.randn(ROWS, DEPTH).bfloat16(), random_linear(PIECE * PANEL, DEPTH, bias=False)
-    (packed,) = fused_graph._packed("weight", weight).values()
+    (packed,) = fused_graph._packed("weight", weight, WeightMemory()).values()
     trial = fused_fetch.Trial(fused_library)
     trial.x.copy_(x)
     trial.weights[1].copy_(torch.from_numpy(packed.data.copy()).view(torch.bfloat16).view(PIECE, -1))
@@ -484,6 +493,23 @@ def test_layers_of_both_kinds_follow_each_other(
     assert next(asked, None) is None, "every layer was looked at"
     what = f"bfloat16, openvino, layers {refused} its own"
     one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)
+
+
+@wanted
+def test_a_tied_embedding_is_the_head_of_layers_that_are_openvinos_own(
+    tiny: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_graph, "fits", lambda layer, heads: False)
+    made: list[FusedGraph] = []
+    build = FusedGraph.build
+    monkeypatch.setattr(FusedGraph, "build", lambda graph, layers: made.append(graph) or build(graph, layers))
+    requests = random_requests(8, seed=9)
+    tokens = [
+        Serving(tiny("qwen2").openvino_engine(dtype="bfloat16", fused_layers=fused, slots=4)).run(requests)
+        for fused in ("on", "off")
+    ]
+    assert made[0]._tied is not None
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("name", sorted((TINY | RELATIVES).keys() - BY_TORCH_ALONE))

@@ -17,7 +17,7 @@ from python_backends.checkpoint.source import CheckpointError, Stored
 Values = NDArray[np.float32]
 
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read by `rotary`
-CHUNK = 1 << 22  # numbers that are dequantised at once: the package holds several copies of them
+CHUNK = 1 << 18  # numbers that are dequantised at once: the package holds several copies of them
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 

@@ -152,3 +152,8 @@ class Model:
     head: Linear  # to the logits; its weight may be the embedding itself
     logit_scale: float
     logit_softcap: float | None
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head's weight is the embedding itself."""
+        return self.head.weight.data_ptr() == self.embedding.data_ptr()

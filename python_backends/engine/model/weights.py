@@ -30,6 +30,7 @@ from python_backends.engine.model.description import (
 )
 from python_backends.engine.model.frequencies import frequencies
 from python_backends.engine.model.loading import Weights
+from python_backends.linux.freed_memory import give_back_freed_memory
 
 
 def describe(facts: ModelFacts, weights: Weights, declared_tokens: int) -> Model:
@@ -54,6 +55,7 @@ def take_layers(facts: ModelFacts, weights: Weights) -> Iterator[Layer]:
     rows = qkv_rows(facts)
     for index in range(facts.num_layers):
         yield _layer(facts, weights, index, rows)
+        give_back_freed_memory()
 
 
 def head_order(dim: int, rotated: int, neighbours: bool) -> Tensor:

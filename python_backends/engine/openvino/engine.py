@@ -53,13 +53,13 @@ class OpenVINOEngine:
         facts = facts_of(settings)
         self.limits = model_limits(settings, facts)
         weights = open_weights(settings, facts)
-        description = describe(facts, weights, declared_tokens(settings, facts))
-        graph = _graph(settings, description, self.limits)
+        graph = _graph(settings, describe(facts, weights, declared_tokens(settings, facts)), self.limits)
         whole = graph.build(quantise_if_asked(take_layers(facts, weights), settings.model.weights))
         wants_padding = graph.wants_padding
         if wants_padding:  # some layers are OpenVINO's
             refuse_own_layers(settings, facts)
-        del description, graph  # before the compiler and the KV blocks need memory
+        self._shared = graph.shared
+        del graph  # before the compiler and the KV blocks need memory
         shape = block_shape(settings, facts)
         self._compiled = _compiled(whole, shape, settings.engine.threads)
         state = SlotState(self.limits, torch.device("cpu"))

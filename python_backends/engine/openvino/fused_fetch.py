@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from python_backends.engine.openvino.fused_graph import PANEL
+from python_backends.engine.openvino.weight_memory import PANEL
 
 log = logging.getLogger("gapless.instance")
 

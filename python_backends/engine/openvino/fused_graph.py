@@ -8,6 +8,7 @@ compute are written as in that graph. Called by the OpenVINO engine.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from python_backends.engine.model.description import (
     NormKind,
 )
 from python_backends.engine.openvino.graph import Graph, Node, floats, output
+from python_backends.engine.openvino.tied_embedding import TiedEmbedding
+from python_backends.engine.openvino.weight_memory import PANEL, WeightMemory, packed, tiled
 
-TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
-PANEL = 32  # two tiles; rows that are multiplied at once
 # inputs of a step that the operation reads, in its order
 READ = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "sampling_rows")
 
@@ -41,13 +42,26 @@ class FusedGraph(Graph):
         self, model: Model, num_positions: int, operation: FusedOperation, state_layer: int = 0
     ) -> None:
         super().__init__(model, num_positions, state_layer)
-        self._operation = operation
+        self._operation, self._memory = operation, WeightMemory()
         self._tables = [floats(table) for rotary in model.rotaries for table in rotary.tables(num_positions)]
+        self._tied: TiedEmbedding | None = None
+        if model.is_tied and _is_rms(model.norm) and model.head.bias is None and _is_packable(model.head):
+            self._tied = TiedEmbedding(model.embedding, self._memory)
+            self.model = _with_embedding(model, torch.empty(0))  # else it would be there twice
+
+    @property
+    def shared(self) -> Tensor:
+        return super().shared if self._tied is None else self._tied.packed
+
+    def rows(self) -> Node:
+        return super().rows() if self._tied is None else self._tied.rows(self.inputs["tokens"])
 
     def scores(self, layers: Iterable[Layer]) -> Node:
         x, run = self.embedded(), self._no_layers()
         self.wants_padding = False
-        for index, layer in enumerate(layers):
+        layers = iter(layers)
+        for index in range(self.model.num_layers):
+            layer = next(layers)
             if index and index == self._state_layer:
                 if run.num_layers:
                     run.give_states()
@@ -59,10 +73,13 @@ class FusedGraph(Graph):
                 self.wants_padding = True
                 x = self.layer(self._after(x, run), index, layer)
                 run = self._no_layers()
-        norm, head = self.model.norm, self.model.head
-        if run.num_layers and _is_rms(norm) and _is_packable(head):
-            return self._kept(*self._operation.scores(x, run, norm, head))
+            del layer  # before the next one is read
+        norm, head, tied = self.model.norm, self.model.head, self._tied
+        if run.num_layers and (tied is not None or (_is_rms(norm) and _is_packable(head))):
+            return self._kept(*self._operation.scores(x, run, norm, head, tied))
         self.wants_padding = True
+        if self._tied is not None:
+            self.model = _with_embedding(self.model, self._tied.unpacked())
         return self.head(self.sampled(self._after(x, run)))
 
     def _after(self, x: Node, run: FusedLayers) -> Node:
@@ -75,15 +92,18 @@ class FusedGraph(Graph):
         return first
 
     def _no_layers(self) -> FusedLayers:
-        return FusedLayers(self.model.heads, [self.inputs[name] for name in READ], self._tables)
+        inputs = [self.inputs[name] for name in READ]
+        return FusedLayers(self.model.heads, inputs, self._tables, self._memory)
 
 
 class FusedLayers:
     """Layers that follow each other, packed for the operation."""
 
-    def __init__(self, heads: Heads, inputs: list[Node], tables: list[Node]) -> None:
-        """`inputs` as READ names them; `tables` are cos and sin of each rotary embedding, in turn."""
-        self.inputs = inputs
+    def __init__(self, heads: Heads, inputs: list[Node], tables: list[Node], memory: WeightMemory) -> None:
+        """`inputs` as READ names them; `tables` are cos and sin of each rotary embedding, in turn. The packed
+        weights lie in `memory`.
+        """
+        self.inputs, self.memory = inputs, memory
         self.parts: Parts = {}
         self.attributes: dict[str, Any] = {
             "heads": [heads.num_query_heads, heads.num_kv_heads, heads.head_dim],
@@ -106,20 +126,19 @@ class FusedLayers:
         self.attributes["state_layer"] = self.num_layers
 
     def add(self, layer: Layer, caches: list[Node]) -> None:
-        attention, feed_forward = layer.attention, layer.feed_forward
+        attention, feed_forward, memory = layer.attention, layer.feed_forward, self.memory
         assert isinstance(feed_forward, FeedForward)
-        up = feed_forward.up
         parts = (
             dict(zip(("keys", "values"), caches, strict=True))
             | _norm("attention_norm", layer.attention_norm)
-            | _packed("qkv", attention.qkv)
+            | _packed("qkv", attention.qkv, memory)
             | _norm("q_norm", attention.q_norm)
             | _norm("k_norm", attention.k_norm)
-            | _packed("output", attention.output)
+            | _packed("output", attention.output, memory)
             | _norm("output_norm", layer.attention_output_norm)
             | _norm("feed_forward_norm", layer.feed_forward_norm)
-            | _packed("up", Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias)))
-            | _packed("down", feed_forward.down)
+            | _packed("up", feed_forward.up, memory, gated=True)
+            | _packed("down", feed_forward.down, memory)
             | _norm("down_norm", layer.feed_forward_output_norm)
         )
         self.parts |= {f"{self.num_layers}.{name}": part for name, part in parts.items()}
@@ -142,9 +161,15 @@ class FusedOperation:
         """x as the layers, one at least, leave it."""
         return self._outputs(x, layers, {}, output(x).get_partial_shape()[2].get_length())
 
-    def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> list[Node]:
-        """[sampled, 1, vocabulary] float32."""
-        return self._outputs(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight))
+    def scores(
+        self, x: Node, layers: FusedLayers, norm: Norm, head: Linear, tied: TiedEmbedding | None = None
+    ) -> list[Node]:
+        """[sampled, 1, vocabulary] float32, by `head` or, where there is one, by `tied`."""
+        if tied is None:
+            packed_head, vocab_size = _packed("head", head, layers.memory), len(head.weight)
+        else:
+            packed_head, vocab_size = _bytes("head", tied.packed), tied.vocab_size
+        return self._outputs(x, layers, _norm("norm", norm) | packed_head, vocab_size)
 
     def _outputs(self, x: Node, layers: FusedLayers, more: Parts, width: int) -> list[Node]:
         """The first is [rows, 1, width]."""
@@ -153,6 +178,11 @@ class FusedOperation:
         inputs = [output(part) for part in (x, *layers.inputs, *parts.values())]
         outputs: list[Node] = self._operations.create("FusedLayers", inputs, attributes).outputs()
         return outputs
+
+
+def _with_embedding(model: Model, embedding: Tensor) -> Model:
+    """A tied one."""
+    return replace(model, embedding=embedding, head=replace(model.head, weight=embedding))
 
 
 def fits(layer: Layer, heads: Heads) -> bool:
@@ -192,17 +222,15 @@ def _norm(name: str, norm: Norm | None) -> Parts:
     return {} if norm is None else {name: floats(torch.cat([norm.weight.float(), torch.tensor([norm.eps])]))}
 
 
-def _packed(name: str, linear: Linear) -> Parts:
-    """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16
-    outputs, 2], flat: tiles as the processor takes them.
-    """
-    rows, columns = linear.weight.shape
-    tiles = linear.weight.reshape(rows // PANEL, 2, TILE, columns // PANEL, TILE, 2).permute(0, 3, 1, 4, 2, 5)
-    data = tiles.contiguous().view(-1).view(torch.uint8)  # a memory of torch's: it lies on a multiple of 64
-    part = {name: ov.op.Constant(data.numpy(), shared_memory=True)}
-    return part if linear.bias is None else part | {f"{name}_bias": floats(linear.bias)}
+def _packed(name: str, linear: Linear, memory: WeightMemory, gated: bool = False) -> Parts:
+    """`gated`: rows of gate and then of up."""
+    part = _bytes(name, packed(linear.weight, memory, gated))
+    if linear.bias is None:
+        return part
+    return part | {f"{name}_bias": floats(tiled(linear.bias, gated).flatten())}
 
 
-def _in_turn(gate_and_up: Tensor) -> Tensor:
-    """[2 · width, …], gate and then up, as 16 rows of gate and 16 of up in turn."""
-    return gate_and_up.reshape(2, -1, TILE, *gate_and_up.shape[1:]).transpose(0, 1).reshape(gate_and_up.shape)
+def _bytes(name: str, weight: Tensor) -> Parts:
+    """The constant has the weight's memory, and keeps it."""
+    data = weight.view(-1).view(torch.uint8).numpy()
+    return {name: ov.op.Constant(data, shared_memory=True)}

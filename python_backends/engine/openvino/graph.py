@@ -7,6 +7,7 @@ gated products are spelled the way OpenVINO's CPU plugin recognises and fuses th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -75,7 +76,6 @@ class Graph:
         self.inputs = {
             name: self._input(name, [-1] * rank, ov.Type.i32) for name, rank in STEP_INPUTS.items()
         }
-        self._embedding = _weight(model.embedding)
         self._rotations = [self._rotation(rotary, num_positions) for rotary in model.rotaries]
 
     def build(self, layers: Iterable[Layer]) -> ov.Model:
@@ -92,19 +92,32 @@ class Graph:
     def scores(self, layers: Iterable[Layer]) -> Node:
         """[sampled, 1, vocabulary], neither scaled nor capped"""
         x = self.embedded()
-        for index, layer in enumerate(layers):
+        layers = iter(layers)
+        for index in range(self.model.num_layers):
             if index and index == self._state_layer:
                 self._states = self.sampled(x)
-            x = self.layer(x, index, layer)
+            x = self.layer(x, index, next(layers))
         return self.head(self.sampled(x))
 
     def sampled(self, x: Node) -> Node:
         """[tokens, 1, hidden] → [sampled, 1, hidden]"""
         return ops.gather(x, self.inputs["sampling_rows"], integer(0))
 
+    @cached_property
+    def _embedding(self) -> Node:
+        return _shared(self.model.embedding)
+
+    @property
+    def shared(self) -> Tensor:
+        """A constant has its memory: it must live as long as the compiled graph."""
+        return self.model.embedding
+
     def embedded(self) -> Node:
-        x = ops.gather(self._embedding, self.inputs["tokens"], integer(0))
-        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), integer(1))
+        return ops.unsqueeze(_scaled(self.rows(), self.model.embedding_scale), integer(1))
+
+    def rows(self) -> Node:
+        """Of the tokens: [tokens, hidden]."""
+        return ops.gather(self._embedding, self.inputs["tokens"], integer(0))
 
     def layer(self, x: Node, index: int, layer: Layer) -> Node:
         normed = _norm(x, layer.attention_norm)
@@ -124,8 +137,7 @@ class Graph:
     def head(self, x: Node) -> Node:
         """[sampled, 1, hidden] → [sampled, 1, vocabulary]"""
         model = self.model
-        tied = model.head.weight.data_ptr() == model.embedding.data_ptr()
-        return _linear(_norm(x, model.norm), model.head, self._embedding if tied else None)
+        return _linear(_norm(x, model.norm), model.head, self._embedding if model.is_tied else None)
 
     def _attended(self, parts: list[Node], index: int, attention: Attention) -> Node:
         """Of query, key and value [tokens, 1, width] → [tokens, 1, heads · dim]."""
@@ -296,8 +308,17 @@ def _weight(weight: Tensor) -> Node:
     return ops.convert(ov.op.Constant(copied), "f32")
 
 
+def _shared(weight: Tensor) -> Node:
+    """As `_weight`, without a copy: the tensor must live as long as the compiled graph."""
+    if weight.dtype == torch.float32:
+        return floats(weight)
+    bits = weight.view(torch.int16).numpy()
+    return ops.convert(ov.op.Constant(ov.Tensor(bits, list(weight.shape), TYPES[weight.dtype])), "f32")
+
+
 def floats(values: Tensor) -> Node:
-    return ops.constant(values.float().numpy())
+    """The constant has the memory of `values` where these are float32, and keeps it."""
+    return ops.constant(values.float().contiguous().numpy(), shared_memory=True)
 
 
 def _reshaped(x: Node, shape: list[int]) -> Node:

@@ -1,0 +1,53 @@
+"""How weights are packed for the fused layers, and where they lie: one behind the other, in a few large
+pieces of memory.
+
+Between weights that are allocated one by one, what reading them needs for a while leaves holes: a third of
+the weights' size with SmolLM2. Linux takes large pages for such a piece, too. Called by `fused_graph`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
+PANEL = 32  # two tiles; rows that are multiplied at once
+PIECE_BYTES = 64 << 20  # what is not used of one takes no memory: nothing writes there
+ALIGNMENT = 64  # of torch's memory, too
+
+
+class WeightMemory:
+    """A piece lives as long as one of the tensors in it."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Contiguous, at a multiple of ALIGNMENT."""
+        num_bytes = prod(tensor.shape) * tensor.element_size()
+        copy = self._taken(num_bytes).view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor)
+
+    def _taken(self, num_bytes: int) -> Tensor:
+        whole = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if whole > len(self._free):
+            self._free = torch.empty(max(PIECE_BYTES, whole), dtype=torch.uint8)
+        taken, self._free = self._free[:num_bytes], self._free[whole:]
+        return taken
+
+
+def packed(weight: Tensor, memory: WeightMemory, gated: bool = False) -> Tensor:
+    """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16 outputs, 2]: tiles as the processor
+    takes them. `gated`: it has the rows of gate and then those of up.
+    """
+    tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // PANEL, TILE, 2)
+    return memory.copied(tiles.permute(0, 3, 1, 4, 2, 5))
+
+
+def tiled(rows: Tensor, gated: bool) -> Tensor:
+    """[rows, …] as [panels, 2, 16, …]; of gate and up, a panel has 16 rows of each."""
+    if gated:
+        return rows.reshape(2, -1, TILE, *rows.shape[1:]).transpose(0, 1)
+    return rows.reshape(-1, 2, TILE, *rows.shape[1:])
