@@ -4,10 +4,11 @@ SmolLM2-135M-Instruct with safetensors.
 
     python -m benchmarks.real_lengths --model DIRECTORY --json benchmarks/results/real_lengths.json
 
-The answers' lengths are those of `benchmarks/real_prompts/smollm2.json`, three of each prompt: one of each is
-learned from, all three are predicted. The model's states are computed by transformers in float32, once, and
-kept in `--kept`. *Error*: mean, absolute, in tokens, of the predicted median. *Covered*: the share of answers
-that are not longer than the predicted 0.9 quantile. Costs are processor time of one thread.
+The answers' lengths are those of `benchmarks/real_prompts/smollm2.json`: the first to each prompt is learned
+from, all are predicted; prompts that have not been asked yet are left out. The model's states are computed by
+transformers in float32, once, and kept in `--kept`. *Error*: mean, absolute, in tokens, of the predicted
+median. *Covered*: the share of answers that are not longer than the predicted 0.9 quantile. Costs are
+processor time of one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.real_lengths import baselines, texts
 from benchmarks.real_lengths.regression import NEIGHBOURS
 from benchmarks.real_lengths.scores import SPLITS, Answers, ByRidge, Predictor, crossed, score
 from benchmarks.real_lengths.states import CHUNKS, States, states_of
-from benchmarks.real_prompts.prompts import FOLDER, Prompt, digest, read_prompts
+from benchmarks.real_prompts.prompts import FOLDER, digest, read_prompts
 from benchmarks.results_file import table, write_result
 from python_backends.settings import ROOT
 
@@ -51,10 +52,15 @@ class Case:
 
 
 class Study:
-    def __init__(self, prompts: list[Prompt], answers: Answers, states: States) -> None:
-        self.prompts, self.answers, self.states = prompts, answers, states
+    """Of the prompts at `places`."""
+
+    def __init__(self, places: list[int], answers: Answers, states: States) -> None:
+        prompts = read_prompts()
+        self.places, self.prompts = places, [prompts[place] for place in places]
+        self.answers, self.states = answers, states
         self.layers = states.ends.shape[1]
-        self.best = ByRidge(states.ends[:, self.layer(BEST)], answers)
+        self._ends = states.ends[:, self.layer(BEST)]
+        self.best = ByRidge(self._ends, answers)
 
     def layer(self, share: float) -> int:
         return round(share * (self.layers - 1))
@@ -70,7 +76,8 @@ class Study:
         name, answers, prompts = "what knows best", self.answers, self.prompts
         yield Case(name, "a constant: the median", baselines.constant(answers))
         yield Case(name, "the kind's median", baselines.by_kind(answers, prompts), only="new topics")
-        yield Case(name, "another answer to the same prompt", baselines.another_answer(answers))
+        if np.isfinite(answers.lengths[:, 1:]).any():
+            yield Case(name, "another answer to the same prompt", baselines.another_answer(answers))
         yield Case(
             name,
             "recent history (before anything is learned)",
@@ -80,6 +87,7 @@ class Study:
         for layer in sorted({*range(0, self.layers, 2), *range(self.layer(0.5), self.layer(0.7))}):
             ridge = ByRidge(self.states.ends[:, layer], answers)
             yield Case(name, f"state at the prompt's end, layer {layer}", ridge.at(STRENGTH))
+        yield Case(name, f"as served, layer {self.layer(BEST)}", baselines.served(answers, self._ends))
         pair = [self.layer(BEST), self.layer(0.3)]
         yield Case(name, f"the same, layers {pair[1]} and {pair[0]}", self._ridge(self.states.ends[:, pair]))
         both = np.stack([self.states.ends[:, pair[0]], self.states.means[:, pair[0]]], axis=1)
@@ -107,8 +115,8 @@ class Study:
 
     def _sizes(self) -> Iterator[Case]:
         for size in SIZES:
-            for strength in (300.0, 1000.0, 3000.0):
-                yield Case("how many answers", f"{size}, strength {strength:g}", self.best.at(strength), size)
+            if size <= len(self.prompts):
+                yield Case("how many answers", str(size), baselines.served(self.answers, self._ends), size)
 
     def _spreads(self) -> Iterator[Case]:
         name = "spread and cut answers"
@@ -182,10 +190,9 @@ def arguments() -> argparse.Namespace:
 
 def study_of(given: argparse.Namespace) -> Study:
     prompts = read_prompts()
-    answers, states = Answers.read(given.lengths, prompts), states_of(prompts, given.model, given.kept)
-    if given.quick:
-        prompts, answers, states = prompts[:QUICK], answers.first(QUICK), states.first(QUICK)
-    return Study(prompts, answers, states)
+    answers, places = Answers.read(given.lengths, prompts, QUICK if given.quick else None)
+    states = states_of(prompts, given.model, given.kept)
+    return Study(places, answers, states.of(places))
 
 
 def write_predictions(path: Path, study: Study) -> None:
@@ -198,7 +205,8 @@ def write_predictions(path: Path, study: Study) -> None:
     rows = np.stack([np.hstack([each.mean[:, None], each.quantiles]) for each in said.values()], axis=1)
     lines = ",\n".join(json.dumps(row) for row in rows.round().astype(int).tolist())
     head = {
-        "prompts": digest(study.prompts),
+        "prompts": digest(read_prompts()),
+        "places": study.places,
         "stages": STAGES,
         "prompt_tokens": study.states.num_tokens.tolist(),
     }
@@ -217,7 +225,11 @@ def main() -> None:
         rows += [study.row(case, split) for split in SPLITS if case.only in ("", split)]
         tqdm.write(" ".join(map(str, rows[-1].values())))
     if given.json:
-        about = {"answers": study.answers.lengths.size, "mean_length": float(study.answers.lengths.mean())}
+        about = {
+            "prompts": len(study.prompts),
+            "answers": int(np.isfinite(study.answers.lengths).sum()),
+            "mean_length": round(float(np.nanmean(study.answers.lengths)), 1),
+        }
         write_result(given.json, about | {"rows": rows})
     print(table(rows))
 

@@ -17,6 +17,7 @@ from python_backends.prediction.features import features
 from python_backends.prediction.forest import Observations, grow
 from python_backends.prediction.history import Answered, AnswerHistory
 from python_backends.prediction.request_log import instruction_id
+from python_backends.prediction.state_model import KnownStates, learned
 
 NEAREST = 24  # answers
 TIMED = 200  # requests
@@ -32,7 +33,8 @@ def by_kind(answers: Answers, prompts: Sequence[Prompt]) -> Predictor:
     kinds = kinds_of(prompts)
 
     def predict(seen: np.ndarray, asked: np.ndarray) -> Said:  # type: ignore[type-arg]
-        groups = (seen & (kinds == kind) for kind in kinds[asked])
+        same = (seen & (kinds == kind) for kind in kinds[asked])
+        groups = [group if group.any() else seen for group in same]
         return Said.of([weighed(answers.lengths[group, 0], answers.ended[group, 0]) for group in groups])
 
     return predict
@@ -95,6 +97,17 @@ def _said(found: Sequence[LengthPrediction | None]) -> Said:
     assert len(told) == len(found)
     means = np.array([each.mean for each in told])
     return Said(means, means, np.stack([each.quantiles for each in told]).astype(np.float64))
+
+
+def served(answers: Answers, states: Floats) -> Predictor:
+    """What a server learns from `states` [n, width]; it chooses the strength of the ridge from the rows."""
+
+    def predict(seen: np.ndarray, asked: np.ndarray) -> Said:  # type: ignore[type-arg]
+        lengths = answers.lengths[seen, 0].astype(np.float32)
+        model = learned(KnownStates(0, states[seen], lengths, answers.ended[seen, 0]))
+        return _said([model.predict(state, 0, int(answers.most)) for state in states[asked]])
+
+    return predict
 
 
 def cut(answers: Answers, mosts: Sequence[int]) -> Answers:

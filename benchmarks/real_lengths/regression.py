@@ -1,7 +1,5 @@
-"""Ridge regression of log length, all strengths at the cost of one, and distributions of lengths around it.
-
-An answer that was cut only says "at least so long": its log length becomes what the regression expects of one
-that is at least so long (Buckley and James 1979), again and again until that is settled.
+"""The served ridge regression of log length with a strength of one's own, and distributions of lengths around
+it.
 """
 
 from __future__ import annotations
@@ -14,92 +12,27 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Floats
 from python_backends.prediction.lengths import distribution, order
+from python_backends.prediction.ridge import ROUNDS, Decomposed, Ridge, expected
 
 Doubles = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-STRENGTHS = tuple(10.0**power for power in np.arange(-1, 5.5, 0.5))
-ROUNDS = 6  # of Buckley and James's rule
 NEIGHBOURS = 100
 EPSILON = 1e-9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Solved:
-    """What all strengths have in common: standardised features in their principal directions, or rather those
-    of the rows, where there are fewer rows than features.
-    """
-
-    mean: Doubles  # [features]
-    scale: Doubles  # [features]
-    left: Doubles  # [rows, k] orthonormal
-    values: Doubles  # [k] squares of the singular values
-    back: Doubles  # [features, k]
-
-    @staticmethod
-    def of(features: Floats) -> Solved:
-        x = features.astype(np.float64)
-        mean, scale = x.mean(axis=0), x.std(axis=0)
-        scale[scale < EPSILON] = 1.0
-        x = (x - mean) / scale
-        if x.shape[0] <= x.shape[1]:
-            values, left = np.linalg.eigh(x @ x.T)
-            keep = values > EPSILON * values[-1]
-            values, left = values[keep], left[:, keep]
-            return Solved(mean, scale, left, values, x.T @ left / np.sqrt(values))
-        values, right = np.linalg.eigh(x.T @ x)
-        keep = values > EPSILON * values[-1]
-        values, right = values[keep], right[:, keep]
-        return Solved(mean, scale, x @ right / np.sqrt(values), values, right)
-
-    def fit(self, targets: Doubles, strength: float) -> Ridge:
-        middle = float(targets.mean())
-        inner = self.left.T @ (targets - middle)
-        weights = self.back @ (inner * np.sqrt(self.values) / (self.values + strength))
-        shrunk = self.values / (self.values + strength)
-        fitted = self.left @ (shrunk * inner)
-        leverage = (self.left**2) @ shrunk + 1 / len(targets)
-        left_out = targets - (targets - middle - fitted) / (1 - np.minimum(leverage, 0.999))
-        weights = weights / self.scale
-        return Ridge(weights, middle - float(weights @ self.mean), left_out)
+def says(ridge: Ridge, features: Floats) -> Doubles:
+    """[rows] log lengths."""
+    logs: Doubles = features @ ridge.weights + ridge.offset
+    return logs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ridge:
-    weights: Doubles  # [features]
-    offset: float
-    left_out: Doubles  # [rows] what is said of each row by the others
-
-    def __call__(self, features: Floats) -> Doubles:
-        return features @ self.weights + self.offset
-
-
-def fit_censored(solved: Solved, logs: Doubles, ended: Flags, strength: float) -> Ridge:
+def fit_censored(decomposed: Decomposed, logs: Doubles, ended: Flags, strength: float) -> Ridge:
     """`logs` [rows] of lengths; where not `ended`, of the least that the length can be."""
-    ridge = solved.fit(logs, strength)
-    if ended.all():
-        return ridge
-    for _ in range(ROUNDS):
-        ridge = solved.fit(expected(logs, ended, ridge.left_out), strength)
+    ridge = decomposed.fit(logs, strength)
+    for _ in range(0 if ended.all() else ROUNDS):
+        ridge = decomposed.fit(expected(logs, ended, ridge.left_out), strength)
     return ridge
-
-
-def expected(logs: Doubles, ended: Flags, said: Doubles) -> Doubles:
-    """[rows] `logs`, and where they were cut what is expected beyond, from the residuals of all rows."""
-    residuals = logs - said
-    places = order(residuals.astype(np.float32), ended)
-    sorted_residuals = residuals[places]
-    steps = np.diff(distribution(ended[places], np.ones(len(places))), prepend=0.0)
-    steps[-1] += 1.0 - steps.sum()  # the longest gets what is missing
-    mass, sums = np.cumsum(steps[::-1])[::-1], np.cumsum((steps * sorted_residuals)[::-1])[::-1]
-    after = np.searchsorted(sorted_residuals, residuals, side="right")
-    inside = np.minimum(after, len(mass) - 1)
-    beyond = np.where(
-        (after < len(mass)) & (mass[inside] > EPSILON),
-        sums[inside] / np.maximum(mass[inside], EPSILON),
-        residuals,
-    )
-    return np.where(ended, logs, said + np.maximum(beyond, residuals))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +62,7 @@ class Spread:
         begin = max(0, min(begin, len(self.said) - count))
         part = slice(begin, begin + count)
         shift = np.exp(said - self.said[part]) if self.shifted else 1.0
-        return weighed(np.maximum(self.lengths[part] * shift, 1.0), self.ended[part])
+        return weighed(np.clip(self.lengths[part] * shift, 1.0, self.lengths.max()), self.ended[part])
 
 
 def weighed(lengths: Doubles, ended: Flags) -> tuple[Doubles, Doubles]:

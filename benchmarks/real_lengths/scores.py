@@ -14,16 +14,17 @@ from benchmarks.real_lengths.regression import (
     NEIGHBOURS,
     Doubles,
     Flags,
-    Solved,
     Spread,
     fit_censored,
     parts,
     quantile,
+    says,
     weighed,
 )
 from benchmarks.real_prompts.prompts import Prompt, digest, folds
 from python_backends.nouns.request import Floats
 from python_backends.prediction.lengths import LEVELS
+from python_backends.prediction.ridge import Decomposed
 
 SPLITS = {"new topics": "topic", "new kinds": "kind"}
 MEDIAN, NINETY = (LEVELS.tolist().index(level) for level in (0.5, 0.9))
@@ -32,28 +33,27 @@ Distribution = tuple[Doubles, Doubles]  # lengths ascending, their probabilities
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """To n prompts with three seeds each."""
+    """To n prompts with three seeds each. The first is known of all of them."""
 
-    lengths: Doubles  # [n, seeds] tokens
+    lengths: Doubles  # [n, seeds] tokens; NaN: not asked yet
     ended: Flags  # [n, seeds] false: cut at the most
 
     @property
     def most(self) -> float:
-        return float(self.lengths.max())
-
-    def first(self, count: int) -> Answers:
-        return Answers(self.lengths[:count], self.ended[:count])
+        return float(np.nanmax(self.lengths))
 
     @staticmethod
-    def read(path: Path, prompts: Sequence[Prompt]) -> Answers:
-        """Raises ValueError if they belong to other prompts, or are not all there."""
+    def read(path: Path, prompts: Sequence[Prompt], most: int | None = None) -> tuple[Answers, list[int]]:
+        """And to which of `prompts` they are: at most `most`, those whose first answer is known.
+
+        Raises ValueError if they belong to other prompts.
+        """
         kept = json.loads(path.read_text("utf-8"))
         if kept.get("prompts") != digest(list(prompts)):
             raise ValueError(f"{path}: prompts: these lengths belong to other prompts")
-        if any(None in row for row in kept["lengths"]):
-            raise ValueError(f"{path}: lengths: not all prompts have been asked")
         lengths = np.array(kept["lengths"], np.float64)
-        return Answers(np.abs(lengths), lengths > 0)
+        places = np.flatnonzero(np.isfinite(lengths[:, 0]))[:most]
+        return Answers(np.abs(lengths[places]), lengths[places] > 0), places.tolist()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +87,13 @@ def score(said: Said, answers: Answers) -> Score:
         np.clip(each, 1.0, most)[:, None]
         for each in (said.quantiles[:, MEDIAN], said.mean, said.quantiles[:, NINETY])
     )
-    rank = np.broadcast_to(said.rank[:, None], lengths.shape)
+    rank, asked = np.broadcast_to(said.rank[:, None], lengths.shape), np.isfinite(lengths)
     return Score(
-        round(float(np.abs(median - lengths).mean()), 1),
-        round(float(np.abs(mean - lengths).mean()), 1),
-        round(rank_correlation(rank.ravel(), lengths.ravel()), 3),
-        round(float((lengths <= ninety).mean()), 3),
-        round(float(ninety.mean() / lengths.mean()), 2),
+        round(float(np.nanmean(np.abs(median - lengths))), 1),
+        round(float(np.nanmean(np.abs(mean - lengths))), 1),
+        round(rank_correlation(rank[asked], lengths[asked]), 3),
+        round(float((lengths <= ninety)[asked].mean()), 3),
+        round(float(ninety.mean() / np.nanmean(lengths)), 2),
     )
 
 
@@ -136,7 +136,7 @@ class ByRidge:
 
     def __init__(self, features: Floats, answers: Answers) -> None:
         self._features, self._answers = features, answers
-        self._solved: dict[bytes, Solved] = {}
+        self._solved: dict[bytes, Decomposed] = {}
 
     def at(
         self, strength: float, neighbours: int = NEIGHBOURS, shifted: bool = True, plain: bool = False
@@ -146,16 +146,16 @@ class ByRidge:
         def predict(seen: Flags, asked: Flags) -> Said:
             lengths, ended = self._answers.lengths[seen, 0], self._answers.ended[seen, 0] | plain
             ridge = fit_censored(self._solve(seen), np.log(lengths), ended, strength)
-            said, most = ridge(self._features[asked]), np.log(self._answers.most)
+            said, most = says(ridge, self._features[asked]), np.log(self._answers.most)
             known = Spread.of(np.minimum(ridge.left_out, most), lengths, ended, neighbours, shifted)
             return spread(np.minimum(said, most), known)
 
         return predict
 
-    def _solve(self, seen: Flags) -> Solved:
+    def _solve(self, seen: Flags) -> Decomposed:
         key = seen.tobytes()
         if key not in self._solved:
-            self._solved[key] = Solved.of(self._features[seen])
+            self._solved[key] = Decomposed.of(self._features[seen])
         return self._solved[key]
 
 

@@ -40,8 +40,8 @@ class States:
         with path.open("wb") as file:
             np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
 
-    def first(self, count: int) -> States:
-        return States(*(getattr(self, name)[:count] for name in self.__slots__))
+    def of(self, places: Sequence[int]) -> States:
+        return States(*(getattr(self, name)[list(places)] for name in self.__slots__))
 
     @staticmethod
     def load(path: Path) -> States:

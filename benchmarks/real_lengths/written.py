@@ -23,14 +23,14 @@ from python_backends.nouns.request import Floats, Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 
-EVERY = 32  # tokens
+EVERY, UNTIL = 32, 256  # tokens
 TOKEN_BUDGET = 256
 NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """One row for each 32 tokens of each answer that had not ended by then."""
+    """One row for each 32 tokens of each answer that had not ended by then, up to 256 tokens."""
 
     prompt: NDArray[np.int32]  # [rows]
     made: NDArray[np.int32]  # [rows] tokens: 32, 64, …
@@ -50,7 +50,7 @@ class Written:
 
 
 def answers_of(
-    tokens: Sequence[Sequence[int]], directory: Path, end: int, most: int, slots: int, path: Path
+    tokens: Sequence[Sequence[int]], directory: Path, ends: tuple[int, ...], most: int, slots: int, path: Path
 ) -> list[NDArray[np.int32]]:
     """The answers' tokens, with their end. Read from `path`, or made by the engine and kept there."""
     if path.exists():
@@ -62,7 +62,7 @@ def answers_of(
     model = ModelSettings(directory=str(directory), max_model_tokens=longest)
     _, engine = build(Settings(model=model, engine=replace(engine_settings, kv_blocks=blocks)))
     scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)
-    sampling = Sampling(max_tokens=most, temperature=TEMPERATURE, seed=SEEDS[0], stop_ids=(end,))
+    sampling = Sampling(max_tokens=most, temperature=TEMPERATURE, seed=SEEDS[0], stop_ids=ends)
     for number, each in enumerate(tokens):
         scheduler.submit(Request(number, np.array(each, np.int32), sampling), NOTHING)
     made: list[list[int]] = [[] for _ in tokens]
@@ -84,7 +84,7 @@ def states_while_written(
     answers: Sequence[NDArray[np.int32]],
     layers: Sequence[int],
     directory: Path,
-    end: int,
+    ends: tuple[int, ...],
 ) -> Written:
     import torch
     from transformers import AutoModelForCausalLM
@@ -97,21 +97,20 @@ def states_while_written(
             if len(answer) <= EVERY:
                 continue
             first = len(tokens[number])
-            found = model.model(
-                torch.tensor([[*tokens[number], *answer.tolist()]]), output_hidden_states=True
-            )
+            ids = torch.tensor([[*tokens[number], *answer[:UNTIL].tolist()]])
+            found = model.model(ids, output_hidden_states=True)
             states = torch.stack([found.hidden_states[layer][0, first:] for layer in layers], dim=1)
             logits = model.lm_head(found.last_hidden_state[0, first:])
             entropy = entropy_of(logits)
             sums = states.cumsum(dim=0)
-            for count in range(EVERY, len(answer), EVERY):
+            for count in range(EVERY, min(len(answer), UNTIL + 1), EVERY):
                 prompt.append(number)
                 made.append(count)
                 newest.append(states[count - 1].numpy())
                 means.append((sums[count - 1] / count).numpy())
                 last = entropy[count - EVERY : count]
                 entropies.append((float(last[-1]), float(last.mean())))
-    lengths = [len(each) if each[-1] == end else -len(each) for each in answers]
+    lengths = [len(each) if each[-1] in ends else -len(each) for each in answers]
     return Written(
         np.array(prompt, np.int32),
         np.array(made, np.int32),

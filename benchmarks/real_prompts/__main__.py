@@ -1,7 +1,8 @@
-"""Asks a running server every prompt of the workload, three times with other seeds, and writes how long the
+r"""Asks a running server every prompt of the workload, three times with other seeds, and writes how long the
 answers were.
 
-    python -m benchmarks.real_prompts --model SmolLM2-135M --json benchmarks/real_prompts/smollm2.json
+    python -m benchmarks.real_prompts --model SmolLM2-135M-Instruct \
+        --json benchmarks/real_prompts/smollm2.json
 
 `--plain` asks by `text_input`, for a model without a chat template. A file that
 is there already is completed, so Ctrl-C loses no answer.

@@ -26,7 +26,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RealPool(Pool):
-    """n answers, to n / 3 prompts."""
+    """n answers."""
 
     words: NDArray[np.float32]  # [n, 1 + levels] mean and quantiles, predicted from the text
     states: NDArray[np.float32]  # [n, 1 + levels] from the model's state at the end of the prompt
@@ -54,11 +54,14 @@ def _prediction(row: NDArray[np.float32], source: Source) -> LengthPrediction:
 def read_real_pool(lengths: Path = LENGTHS, predicted: Path = PREDICTED) -> RealPool:
     """Raises ValueError if the files belong to other prompts."""
     prompts = read_prompts()
-    answers = Answers.read(lengths, prompts)
+    answers, places = Answers.read(lengths, prompts)
     kept = json.loads(predicted.read_text("utf-8"))
     if kept["prompts"] != digest(prompts):
         raise ValueError(f"{predicted}: prompts: these predictions belong to other prompts")
-    seeds = answers.lengths.shape[1]
+    if kept["places"] != places:
+        raise ValueError(f"{predicted}: places: predicted are other prompts than those answered in {lengths}")
+    asked = np.isfinite(answers.lengths)
+    seeds = asked.sum(axis=1)
     said = np.repeat(np.array(kept["predicted"], np.float32), seeds, axis=0)  # [n, stages, 1 + levels]
     counts = np.repeat(np.array(kept["prompt_tokens"], np.int64), seeds)
     history, forest, words, states = (said[:, STAGES.index(stage)] for stage in STAGES)
@@ -66,7 +69,7 @@ def read_real_pool(lengths: Path = LENGTHS, predicted: Path = PREDICTED) -> Real
     return RealPool(
         tokens=np.zeros(counts.max(), np.int32),
         ends=counts.cumsum(),
-        lengths=answers.lengths.ravel().astype(np.int64),
+        lengths=answers.lengths[asked].astype(np.int64),
         means=forest[:, 0].astype(np.float64),
         quantiles=forest[:, 1:],
         history_means=history[:, 0].astype(np.float64),

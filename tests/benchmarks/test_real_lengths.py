@@ -10,9 +10,11 @@ import pytest
 
 from benchmarks.policies import boosted
 from benchmarks.real_lengths.__main__ import SPLITS, Study, write_predictions
-from benchmarks.real_lengths.regression import Solved, Spread, fit_censored
+from benchmarks.real_lengths.regression import Spread
+from benchmarks.real_lengths.rest import Rest
 from benchmarks.real_lengths.scores import Answers, ByRidge, crossed, rank_correlation, score
 from benchmarks.real_lengths.states import CHUNKS, States
+from benchmarks.real_lengths.written import Written
 from benchmarks.real_prompts.prompts import digest, read_prompts
 from benchmarks.scheduling.real_pool import read_real_pool
 from benchmarks.scheduling.requests import Source
@@ -37,40 +39,6 @@ def made_up(count: int = COUNT) -> tuple[Answers, States]:
     return Answers(np.minimum(lengths, 1024.0), lengths <= 1024), known
 
 
-def test_what_is_said_of_a_row_by_the_others_is_what_they_say_without_it() -> None:
-    random = np.random.default_rng(1)
-    features, logs = random.normal(size=(40, WIDTH)).astype(np.float32), random.normal(size=40)
-    said = Solved.of(features).fit(logs, 1e-6).left_out[7]
-    others = np.arange(40) != 7
-    assert said == pytest.approx(
-        Solved.of(features[others]).fit(logs[others], 1e-6)(features[7:8])[0], abs=1e-4
-    )
-
-
-def test_more_features_than_rows_give_the_same_as_the_primal() -> None:
-    random = np.random.default_rng(1)
-    features, logs = random.normal(size=(30, 50)), random.normal(size=30)
-    x = (features - features.mean(axis=0)) / features.std(axis=0)
-    weights = np.linalg.solve(x.T @ x + 5.0 * np.eye(50), x.T @ (logs - logs.mean()))
-    assert Solved.of(features.astype(np.float32)).fit(logs, 5.0)(features) == pytest.approx(
-        x @ weights + logs.mean(), abs=1e-4
-    )
-
-
-def test_cut_answers_count_as_longer_than_they_were_seen() -> None:
-    random = np.random.default_rng(2)
-    features = random.normal(size=(400, WIDTH)).astype(np.float32)
-    logs = 5.0 + features @ np.linspace(-1, 1, WIDTH) + 0.2 * random.normal(size=400)
-    most = random.uniform(3.0, 7.0, 400)
-    seen, ended = np.minimum(logs, most), logs <= most
-    solved = Solved.of(features)
-    plain, censored = (
-        np.abs(fit_censored(solved, seen, flags, 1.0)(features) - logs).mean()
-        for flags in (np.ones(400, bool), ended)
-    )
-    assert censored < 0.7 * plain
-
-
 def test_a_distribution_is_that_of_the_answers_next_to_it() -> None:
     said, lengths = np.arange(400.0), np.repeat([10.0, 1000.0], 200)
     known = Spread.of(said / 1e3, lengths, np.ones(400, bool))
@@ -82,7 +50,7 @@ def test_a_distribution_is_that_of_the_answers_next_to_it() -> None:
 
 def test_the_states_say_what_a_constant_does_not_on_prompts_not_learned_from() -> None:
     answers, states = made_up()
-    study = Study(PROMPTS[:COUNT], answers, states)
+    study = Study(list(range(COUNT)), answers, states)
     ridge = ByRidge(states.ends[:, 0], answers).at(1.0)
     for by in SPLITS.values():
         found = score(crossed(ridge, study.prompts, by), answers)
@@ -108,7 +76,7 @@ def test_predictions_become_requests_of_simulated_runs(
 ) -> None:
     """Predicted by words, then by the state once the prompt has been computed."""
     answers, states = made_up(len(PROMPTS))
-    study = Study(PROMPTS, answers, states)
+    study = Study(list(range(len(PROMPTS))), answers, states)
     ridge = ByRidge(states.ends[:, 0], answers)
     stages = {"history": 1e6, "forest": 1e5, "words": 1e4, "state": 1.0}
     monkeypatch.setattr(
@@ -120,10 +88,13 @@ def test_predictions_become_requests_of_simulated_runs(
     lengths.write_text(json.dumps({"prompts": digest(PROMPTS), "lengths": signed}))
     pool = read_real_pool(lengths, predicted)
     assert pool.lengths[3] == answers.lengths[1, 0]
-    before, after = pool.prediction(3, Source.STATE), pool.later(3, Source.STATE)
-    assert after is not None
-    assert abs(after.mean - pool.lengths[3]) < abs(before.mean - pool.lengths[3])
-    assert pool.prediction(3, Source.TAIL).mean > before.mean
+    errors = []
+    for place in range(0, len(pool), 30):
+        before, after = pool.prediction(place, Source.STATE), pool.later(place, Source.STATE)
+        assert after is not None
+        errors.append([abs(said.mean - pool.lengths[place]) for said in (before, after)])
+        assert pool.prediction(place, Source.TAIL).mean > before.mean
+    assert np.mean(errors, axis=0)[1] < np.mean(errors, axis=0)[0]
     work = Work(pool, np.zeros(12), np.arange(12) * 3, source=Source.STATE)
     limits = ModelLimits(1200, 100, 4, 60, 32)
     served = simulate(limits, SchedulingSettings(), work, Machine.exact([0.02, 0.0, 0.0, 0.0, 0.0]))
@@ -137,3 +108,32 @@ def test_a_boost_lets_a_short_request_pass_but_only_so_far() -> None:
 
     assert first([5.0, 4.0], [20.0, 1.0]) == 1
     assert first([500.0, 4.0], [20.0, 1.0]) == 0
+
+
+def test_later_states_say_what_is_still_to_come_where_they_know_it() -> None:
+    """The prompts' ends say nothing here, and the states of 32 tokens say all."""
+    random = np.random.default_rng(4)
+    lengths = np.exp(random.uniform(4.0, 6.5, COUNT)).round().astype(np.int32)
+    numbers = np.arange(COUNT, dtype=np.int32)
+    rest = np.log(lengths - 32.0)[:, None]
+    known = np.repeat(np.hstack([rest, random.normal(size=(COUNT, 2))])[:, None], 2, axis=1)
+    states = known.astype(np.float32)
+    made, entropies = np.full(COUNT, 32, np.int32), np.ones((COUNT, 2), np.float32)
+    ends = random.normal(size=(COUNT, 3)).astype(np.float32)
+    written = Written(numbers, made, states, states, entropies, lengths)
+    rows = {row["from"]: row for row in Rest(PROMPTS[:COUNT], written, ends).rows()}
+    base = rows["prompt's end, given that it has lasted"]
+    assert rows["base and entropy of the next token"]["error"] > 0.8 * base["error"]
+    assert rows["newest state alone"]["error"] < 0.7 * base["error"]
+
+
+def test_the_committed_answers_and_predictions_belong_together() -> None:
+    pool = read_real_pool()
+    assert len(pool) >= 300
+    assert pool.lengths.min() >= 1
+    assert pool.lengths.max() <= 1024
+    errors = [
+        np.median(np.abs([pool.prediction(place, source).mean for place in range(len(pool))] - pool.lengths))
+        for source in (Source.TRUTH, Source.WORDS)
+    ]
+    assert errors[0] == 0 < errors[1]
