@@ -36,7 +36,7 @@ STRENGTH = 1000.0
 STRENGTHS = (1.0, 10.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)
 SIZES = (100, 200, 300, 500, 1000, 2000)
 QUICK = 300  # prompts
-BEST = 0.6  # of the depth: the layer of the tables that compare something else
+BEST = 0.53  # of the depth: the layer of the tables that compare something else, as served
 STAGES = ("history", "forest", "words", "state")
 MOSTS = (64, 128, 256, 512, 1024)  # max_tokens, one drawn for each answer
 
