@@ -30,6 +30,8 @@ def turns_of(ask: CountAsk) -> list[Turn]:
     turns = [Turn("system", system)] if system else []
     for i, message in enumerate(ask.messages):
         turns += _turns(f"messages[{i}]", message)
+    if not turns:
+        raise refused("messages", ": must have a text")
     return turns
 
 

@@ -198,6 +198,7 @@ def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -
     ("change", "said"),
     [
         ({"messages": []}, "messages: must have at least one message"),
+        ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "messages: must have a text"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role = 'king'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
