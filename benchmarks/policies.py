@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from python_backends.cluster.columns import least
 from python_backends.cluster.policies.policy import Candidates, ClusterPolicy
+from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.scheduling.lengths.belief import Array
 from python_backends.scheduling.lengths.predicted_order import Waits
 from python_backends.scheduling.policies.policy import Policy, fitting, longest_rest
@@ -38,22 +38,21 @@ BOOST = Policy(fitting, boosted, longest_rest, looks_ahead=True)
 # --- which instance gets a request: `cluster.policy`
 
 
-def infaas(candidates: Candidates) -> int:
+def infaas(candidates: Candidates) -> InstanceLoad:
     """To the least memory in use, that of waiting requests included: INFaaS++, as Llumnix (OSDI 2024)
     compares with it. Where no slot is free, the fewest waiting requests decide.
     """
-    figures = candidates.figures
-    return least(np.maximum(0, 1 - figures.num_free_slots), -figures.free_tokens)
+    return min(candidates.loads, key=lambda load: (max(0, 1 - load.num_free_slots), -load.free_tokens))
 
 
-def least_requests(candidates: Candidates) -> int:
+def least_requests(candidates: Candidates) -> InstanceLoad:
     """To the fewest requests, as most load balancers do."""
-    return least(candidates.figures.num_requests)
+    return min(candidates.loads, key=lambda load: load.num_requests)
 
 
-def round_robin(candidates: Candidates) -> int:
+def round_robin(candidates: Candidates) -> InstanceLoad:
     """One after the other, whatever they carry."""
-    return candidates.num_dispatches % len(candidates.num_new_tokens)
+    return candidates.loads[candidates.num_dispatches % len(candidates.loads)]
 
 
 INFAAS, LEAST_REQUESTS, ROUND_ROBIN = map(ClusterPolicy, (infaas, least_requests, round_robin))

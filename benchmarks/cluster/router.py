@@ -21,7 +21,8 @@ from benchmarks.results_file import table
 from python_backends.cluster.balancer import Balancer
 from python_backends.cluster.router import Router
 from python_backends.moving.coordinator import Coordinator
-from python_backends.nouns.messages import Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
 from python_backends.nouns.request import ModelLimits, Request, Sampling
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
@@ -69,32 +70,31 @@ class _Front:
         metrics = Metrics()
         coordinator = Coordinator(self.submissions, metrics, self.router.step_s, time.monotonic)
         self.balancer = Balancer(settings, self.router, coordinator, self.submissions, metrics)
-        self.loads: list[Load] = []
+        self.loads: list[InstanceLoad] = []
         self.streams: list[Stream] = []
         for instance in self.instances:
             self.router.ready(instance, limits)
             self.submissions.instance_ready(instance)
-            self._fill(instance, int(random.integers(0, 2 * RUNNING + 1)), random)
+            self._fill(instance, limits, int(random.integers(0, 2 * RUNNING + 1)), random)
         self.hear()
 
     def hear(self) -> None:
         """A heartbeat of each instance."""
-        for instance, load in zip(self.instances, self.loads, strict=True):
-            self.router.heard(instance, load)
+        for load in self.loads:
+            self.router.heard(load)
 
-    def _fill(self, instance: int, count: int, random: np.random.Generator) -> None:
+    def _fill(self, instance: int, limits: ModelLimits, count: int, random: np.random.Generator) -> None:
         used, num_waiting = int(random.integers(count, BLOCKS)), int(random.integers(0, 2))
-        self.loads.append(
-            Load(
-                num_running=count,
-                num_used_blocks=used,
-                future_blocks=int(random.integers(used, BLOCKS + 50)),
-                num_waiting=num_waiting,
-                waiting_blocks=8 * num_waiting,
-                head_blocks=8 * num_waiting,
-                last_submit=1 << 60,
-            )
+        said = Load(
+            num_running=count,
+            num_used_blocks=used,
+            future_blocks=int(random.integers(used, BLOCKS + 50)),
+            num_waiting=num_waiting,
+            waiting_blocks=8 * num_waiting,
+            head_blocks=8 * num_waiting,
+            last_submit=1 << 60,
         )
+        self.loads.append(InstanceLoad(instance, limits, said))
         for place in range(count + num_waiting):
             stream = new_stream(len(self.streams))
             stream.instance, stream.seated = instance, place < count
@@ -118,9 +118,7 @@ def _row(policy: str, count: int, share: float) -> Row:
 
     new = [new_stream(-1 - number) for number in range(round(NUM_DISPATCHES * share))]
     dispatch_s = _seconds(partial(dispatch, stream) for stream in new)
-    heartbeat_s = _seconds(
-        partial(router.heard, instance, front.loads[instance]) for instance in front.instances
-    )
+    heartbeat_s = _seconds(partial(router.heard, load) for load in front.loads)
     round_s = _seconds(
         partial(front.balancer.balance, front.streams, float(number))
         for number in range(round(NUM_ROUNDS * share))

@@ -19,8 +19,9 @@ from benchmarks.cluster.hosts import Agenda, Host, Machine, SimulatedCopier
 from benchmarks.cluster.requests import BEGIN_S, MAX_MODEL_TOKENS, MOST_TOKENS, Doubles, Load, Work, draw_work
 from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load as Heartbeat
 from python_backends.nouns.messages import FromInstance
-from python_backends.nouns.messages import Load as Heartbeat
 from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
@@ -150,7 +151,9 @@ class Front:
             self.last_s[message.request_ids] = self._agenda.now_s
             self.table.tokens(message)
         elif isinstance(message, Heartbeat):
-            self._router.heard(number, message)
+            if number in self._hosts:  # it has not ended
+                limits = self._hosts[number].scheduler.limits
+                self._router.heard(InstanceLoad(number, limits, message))
         elif isinstance(message, Started):
             self.table.started(message)
         elif isinstance(message, Evicted):

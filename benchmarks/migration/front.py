@@ -27,6 +27,7 @@ from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.moving.coordinator import Coordinator
 from python_backends.moving.move import Move, MoveReason
+from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.moves import Adopted, Held
 from python_backends.nouns.request import Feedback, Ids, Request, Sampling
@@ -36,7 +37,6 @@ from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import (
-    InstanceLoad,
     InstanceLost,
     InstanceMove,
     InstanceReady,
@@ -96,7 +96,7 @@ class Front:
             Tokens: self._on_tokens,
             Started: self._table.started,
             Evicted: self._table.evicted,
-            InstanceLoad: lambda news: self._router.heard(news.instance, news.load),
+            InstanceLoad: self._router.heard,
             InstanceMove: self._on_move,
             InstanceReady: self._on_ready,
             InstanceLost: self._on_lost,
@@ -107,7 +107,7 @@ class Front:
         self._directory, self._ready_s = directory, settings.server.ready_s
         self._killed: set[int] = set()  # instances that are not back yet
         self._processes = {number: self._start(number) for number in INSTANCES}
-        self.until(lambda: len(self._router.views) == len(INSTANCES), self._ready_s)
+        self.until(lambda: len(self._router.loads) == len(INSTANCES), self._ready_s)
 
     def close(self) -> None:
         for process in self._processes.values():

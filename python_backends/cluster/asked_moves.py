@@ -63,9 +63,9 @@ class AskedMoves:
 
     def _refusal(self, stream: Stream, instance: int) -> str:
         """Why it can't move there now; empty if it can."""
-        views = {view.number: view for view in self._router.takers}
-        source = next((view for view in self._router.views if view.number == stream.instance), None)
-        if instance not in views:
+        loads = {load.number: load for load in self._router.takers}
+        source = next((load for load in self._router.loads if load.number == stream.instance), None)
+        if instance not in loads:
             return f"instance {instance} gets no requests now"
         if stream.instance == instance:
             return f"it is in instance {instance} already"
@@ -74,6 +74,6 @@ class AskedMoves:
         is_calm = self._table.submissions.quarantine.is_calm(self._table.streams)
         if stream.instance == NO_INSTANCE or not is_calm:
             return JUST_LOST
-        if source is None or source.limits.fingerprint != views[instance].limits.fingerprint:
+        if source is None or source.limits.fingerprint != loads[instance].limits.fingerprint:
             return OTHER_MODEL
         return NOT_NOW if stream.seated and not self._coordinator.can_leave(stream) else ""

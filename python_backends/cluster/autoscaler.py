@@ -9,29 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from python_backends.cluster.freeness import HEADROOM_TOKENS, freeness, headroom
-from python_backends.cluster.views import InstanceView
+from python_backends.nouns.instance_load import HEADROOM_TOKENS, InstanceLoad, freeness, headroom
 from python_backends.settings import ClusterSettings
 
 LOOK_EVERY_S = 0.05  # a look at 64 instances takes a quarter of a millisecond
 
 
 def average_freeness(
-    views: Sequence[InstanceView], of: Callable[[InstanceView], float], most: float
+    loads: Sequence[InstanceLoad], of: Callable[[InstanceLoad], float], most: float
 ) -> float:
     """The mean of the freeness `of` each instance, in tokens per request; each counts as −`most` to `most`.
 
     An idle instance has all its memory for one request, and a shortfall is that of all requests together:
     either could be larger than everything else by orders, and one instance would decide alone. An instance
-    without requests counts as `most`, however small its memory is. `views` is not empty.
+    without requests counts as `most`, however small its memory is. `loads` is not empty.
     """
-    counted = [most if not view.num_requests else max(-most, min(most, of(view))) for view in views]
+    counted = [most if not load.num_requests else max(-most, min(most, of(load))) for load in loads]
     return sum(counted) / len(counted)
 
 
-def fewest_requests(views: Sequence[InstanceView]) -> InstanceView:
-    """If several have as few, the one with the highest number. `views` is not empty."""
-    return min(views, key=lambda view: (view.num_requests, -view.number))
+def fewest_requests(loads: Sequence[InstanceLoad]) -> InstanceLoad:
+    """If several have as few, the one with the highest number. `loads` is not empty."""
+    return min(loads, key=lambda load: (load.num_requests, -load.number))
 
 
 class Autoscaler:
@@ -40,7 +39,7 @@ class Autoscaler:
     def __init__(
         self,
         settings: ClusterSettings,
-        freeness_of: Callable[[InstanceView], float],
+        freeness_of: Callable[[InstanceLoad], float],
         clock: Callable[[], float],
     ) -> None:
         """`freeness_of`: in tokens per request; `clock` returns monotonic seconds."""
@@ -51,7 +50,7 @@ class Autoscaler:
         self._since_s = 0.0
         self._looked_s = -math.inf
 
-    def decide(self, takers: Sequence[InstanceView], num_instances: int, is_changing: bool) -> int:
+    def decide(self, takers: Sequence[InstanceLoad], num_instances: int, is_changing: bool) -> int:
         """How many instances there should be more: 1, 0 or −1. `takers`: the instances that take requests, of
         `num_instances`; `is_changing`: one of these is being started or emptied.
         """
@@ -72,7 +71,7 @@ class Autoscaler:
         self._direction = 0
         return wanted
 
-    def _wanted(self, takers: Sequence[InstanceView], num_instances: int) -> int:
+    def _wanted(self, takers: Sequence[InstanceLoad], num_instances: int) -> int:
         """What `look` says if it stays so."""
         settings = self._settings
         average = average_freeness(takers, self._freeness_of, 2.0 * settings.scale_down_tokens)
@@ -83,19 +82,19 @@ class Autoscaler:
             return -1
         return 0
 
-    def _others_suffice(self, takers: Sequence[InstanceView]) -> bool:
+    def _others_suffice(self, takers: Sequence[InstanceLoad]) -> bool:
         """Whether the others, with the requests of the one that would be ended, still had a free slot each,
         and a freeness at which no instance is started: else it would come back at once.
         """
-        num_requests = sum(view.num_requests for view in takers)
+        num_requests = sum(load.num_requests for load in takers)
         if not num_requests:
             return True
         leaving = fewest_requests(takers)
-        memory = sum(view.limits.kv_tokens for view in takers if view is not leaving)
-        virtual = [float(view.used_tokens + view.waiting_tokens) for view in takers]
+        memory = sum(load.limits.kv_tokens for load in takers if load is not leaving)
+        virtual = [float(load.used_tokens + load.waiting_tokens) for load in takers]
         virtual += [
-            headroom(view.limits.kv_tokens, HEADROOM_TOKENS) for view in takers if view.num_high_priority
+            headroom(load.limits.kv_tokens, HEADROOM_TOKENS) for load in takers if load.num_high_priority
         ]
-        num_free_slots = sum(view.num_free_slots for view in takers) - leaving.limits.num_slots
+        num_free_slots = sum(load.num_free_slots for load in takers) - leaving.limits.num_slots
         left = freeness(memory, virtual, num_requests)
         return num_free_slots >= len(takers) - 1 and left >= self._settings.scale_up_tokens

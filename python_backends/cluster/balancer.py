@@ -22,9 +22,9 @@ from python_backends.cluster.gathering import (
 from python_backends.cluster.policies.pairs import freer_afterwards
 from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.router import Router
-from python_backends.cluster.views import InstanceView
 from python_backends.moving.coordinator import Coordinator
 from python_backends.moving.move import Move, MoveOutcome, MoveReason
+from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.request import Finish
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import NO_INSTANCE, Stream
@@ -60,12 +60,13 @@ class Balancer:
             return
         self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if now_s - at_s < STAYS_S}
         at, takers = _by_instance(streams), self._router.takers
-        idle = [view for view in takers if _has_place_at_once(view)]
-        for view in self._router.views:
-            if view.number in self._router.draining:
-                self._send_waiting(view, takers, at[view.number], now_s)
-            elif view.load.num_waiting and idle and self._router.policy.find_pairs is not None:
-                self._send_waiting(view, idle, at[view.number], now_s)
+        all_takers = [load.number for load in takers]
+        idle = [load.number for load in takers if _has_place_at_once(load)]
+        for load in self._router.loads:
+            if load.number in self._router.draining:
+                self._send_waiting(load.number, all_takers, at[load.number], now_s)
+            elif load.said.num_waiting and idle and self._router.policy.find_pairs is not None:
+                self._send_waiting(load.number, idle, at[load.number], now_s)
         if self._router.policy.gathers:
             self._gather(at, now_s)
         self._drain(at, now_s)
@@ -91,38 +92,37 @@ class Balancer:
 
     # --- requests without a slot
 
-    def _send_waiting(
-        self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
-    ) -> None:
-        """Sends waiting requests of `view` to those of `places` where they start at once; if `view` is to be
-        empty, to any of them. An answer that has begun goes on with the same model only.
+    def _send_waiting(self, instance: int, places: list[int], streams: list[Stream], now_s: float) -> None:
+        """Sends waiting requests of `instance` to those of `places` where they start at once; if `instance`
+        is to be empty, to any of them. An answer that has begun goes on with the same model only.
         """
-        is_draining = view.number in self._router.draining
+        load, is_draining = self._router.load(instance), instance in self._router.draining
         for stream in streams:
             if stream.seated:
                 continue
-            if not is_draining and (view.unseen or stream.request_id in self._sent_s):
+            if not is_draining and (load.unseen or stream.request_id in self._sent_s):
                 return  # it may just have come, or have been sent here
             if not is_draining and stream.tokens:
                 continue  # it was evicted
-            same = [each for each in places if not stream.tokens or _have_same_model(view, each)]
+            loads = [self._router.load(each) for each in places]  # with what was just sent there
+            same = [each for each in loads if not stream.tokens or _have_same_model(load, each)]
             others = [each.number for each in same if is_draining or _starts_at_once(each, stream)]
-            instance = self._router.choose(stream, others)
-            if instance is None and same:
+            destination = self._router.choose(stream, others)
+            if destination is None and same:
                 return
-            if instance is None:
+            if destination is None:
                 continue
             self._sent_s[stream.request_id] = now_s
-            reason = MoveReason.DEFRAGMENT if view.has_free_slot else MoveReason.SATURATE
-            self.send(stream, instance, MoveReason.DRAIN if is_draining else reason, now_s)
+            reason = MoveReason.DEFRAGMENT if load.has_free_slot else MoveReason.SATURATE
+            self.send(stream, destination, MoveReason.DRAIN if is_draining else reason, now_s)
 
     # --- requests with a slot
 
     def _gather(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
         """Where a request waits for memory, one running request leaves that has enough of it."""
-        views = self._router.takers
-        firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
-        calm = [view for view in views if not self._coordinator.count(view.number)]
+        loads = self._router.takers
+        firsts = {load.number: first_waiting(at[load.number]) if load.num_waiting else None for load in loads}
+        calm = [load for load in loads if not self._coordinator.count(load.number)]
         ordered = by_spare(calm)
         for source in lacking(calm, firsts):
             destination = destination_for(source, ordered, firsts)
@@ -132,10 +132,10 @@ class Balancer:
             stream = self._choose_for(source, destination, at[source.number])
             if stream is not None and self._can_move(pair):
                 self.move(stream, destination.number, pair.reason, now_s)
-                ordered = [view for view in ordered if view not in (source, destination)]
+                ordered = [load for load in ordered if load not in (source, destination)]
 
     def _choose_for(
-        self, source: InstanceView, destination: InstanceView, streams: list[Stream]
+        self, source: InstanceLoad, destination: InstanceLoad, streams: list[Stream]
     ) -> Stream | None:
         """The smallest of ordinary priority that fits into `destination` and frees enough in `source`."""
         missing, spare = missing_tokens(source), spare_tokens(destination)
@@ -154,10 +154,11 @@ class Balancer:
         there for the next.
         """
         takers = sorted(self._router.takers, key=self._router.freeness_of, reverse=True)
-        leaving = [view for view in self._router.views if view.number in self._router.draining]
+        leaving = [load for load in self._router.loads if load.number in self._router.draining]
         for source, taker in product(leaving, takers):
-            pair, streams = Pair(source, taker, MoveReason.DRAIN), at[source.number]
+            streams = at[source.number]
             for _ in range(DRAINING_MOVES):
+                pair = Pair(source, self._router.load(taker.number), MoveReason.DRAIN)
                 if not streams or not self._move_one(pair, streams, now_s):
                     break
 
@@ -181,10 +182,10 @@ class Balancer:
 
     def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
         """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
-        view = pair.destination
-        if view.num_free_slots <= 0:
+        load = pair.destination
+        if load.num_free_slots <= 0:
             return None
-        free_tokens, is_worth_it = view.free_tokens, self._worth(pair)
+        free_tokens, is_worth_it = load.free_tokens, self._worth(pair)
         fitting = [
             stream
             for stream in streams
@@ -196,7 +197,7 @@ class Balancer:
         """Says of a stream whether its move is worth its cost."""
         if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
             return lambda stream: True
-        is_freer = freer_afterwards(pair, self._router.headroom_tokens)
+        is_freer = freer_afterwards(pair, self._router.policy.keeps_headroom)
         stays_within = pair.destination.limits.block_tokens if self._router.policy.spares_ending else 0
 
         def is_worth_it(stream: Stream) -> bool:
@@ -218,19 +219,19 @@ def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
     return at
 
 
-def _have_same_model(view: InstanceView, other: InstanceView) -> bool:
-    return view.limits.fingerprint == other.limits.fingerprint
+def _have_same_model(load: InstanceLoad, other: InstanceLoad) -> bool:
+    return load.limits.fingerprint == other.limits.fingerprint
 
 
-def _has_place_at_once(view: InstanceView) -> bool:
+def _has_place_at_once(load: InstanceLoad) -> bool:
     """Whether a slot is free there, and no request waits."""
-    return not view.load.num_waiting and view.num_free_slots > 0
+    return not load.said.num_waiting and load.num_free_slots > 0
 
 
-def _starts_at_once(view: InstanceView, stream: Stream) -> bool:
+def _starts_at_once(load: InstanceLoad, stream: Stream) -> bool:
     """Whether the request would get a slot and memory there now, as admission there predicts it."""
-    free_tokens = view.unpromised_tokens - view.waiting_tokens
-    return _has_place_at_once(view) and free_tokens >= _demand(stream)
+    free_tokens = load.unpromised_tokens - load.waiting_tokens
+    return _has_place_at_once(load) and free_tokens >= _demand(stream)
 
 
 def _is_about_to_end(stream: Stream, num_tokens: int) -> bool:

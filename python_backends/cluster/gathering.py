@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from python_backends.cluster.views import InstanceView
+from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.streams.stream import Stream
 
 STEPS_LEFT = 32  # for which a destination keeps memory, for each request that runs there
@@ -23,48 +23,48 @@ def first_waiting(streams: Iterable[Stream]) -> Stream | None:
     return min((stream for stream in streams if not stream.seated), key=_turn, default=None)
 
 
-def lacking(views: Iterable[InstanceView], firsts: Firsts) -> list[InstanceView]:
+def lacking(loads: Iterable[InstanceLoad], firsts: Firsts) -> list[InstanceLoad]:
     """Those where a request waits for memory, and not for a slot; the one whose turn is next comes first."""
-    waiting = [(first, view) for view in views if (first := firsts[view.number]) is not None]
+    waiting = [(first, load) for load in loads if (first := firsts[load.number]) is not None]
     waiting.sort(key=lambda each: _turn(each[0]))
-    return [view for _, view in waiting if view.has_free_slot and missing_tokens(view) > 0]
+    return [load for _, load in waiting if load.has_free_slot and missing_tokens(load) > 0]
 
 
-def by_spare(views: Iterable[InstanceView]) -> list[InstanceView]:
+def by_spare(loads: Iterable[InstanceLoad]) -> list[InstanceLoad]:
     """Those with a free slot; the one with the most memory to spare comes first."""
-    return sorted((view for view in views if view.has_free_slot), key=spare_tokens, reverse=True)
+    return sorted((load for load in loads if load.has_free_slot), key=spare_tokens, reverse=True)
 
 
 def destination_for(
-    source: InstanceView, ordered: Iterable[InstanceView], firsts: Firsts
-) -> InstanceView | None:
+    source: InstanceLoad, ordered: Iterable[InstanceLoad], firsts: Firsts
+) -> InstanceLoad | None:
     """The first of `ordered` (see `by_spare`) where no request waits, or only requests that came later than
     the first that waits in `source`. None if there is too little memory for what must leave `source`.
     """
     first, missing = firsts[source.number], missing_tokens(source)
     assert first is not None
-    for view in ordered:
-        if spare_tokens(view) < missing:
+    for load in ordered:
+        if spare_tokens(load) < missing:
             return None
-        if view is not source and _comes_later(view, firsts[view.number], first):
-            return view
+        if load is not source and _comes_later(load, firsts[load.number], first):
+            return load
     return None
 
 
-def missing_tokens(view: InstanceView) -> int:
+def missing_tokens(load: InstanceLoad) -> int:
     """KV tokens that are not free for the first request that waits; at most 0: they are free."""
-    return view.head_tokens + 1 - view.unpromised_tokens
+    return load.head_tokens + 1 - load.unpromised_tokens
 
 
-def spare_tokens(view: InstanceView) -> int:
+def spare_tokens(load: InstanceLoad) -> int:
     """KV tokens that a request may bring along, with some left for those that run there."""
-    return view.unpromised_tokens - STEPS_LEFT * view.load.num_running
+    return load.unpromised_tokens - STEPS_LEFT * load.said.num_running
 
 
-def _comes_later(view: InstanceView, first: Stream | None, wanted: Stream) -> bool:
-    """Whether the requests that wait in `view` came later than `wanted`."""
+def _comes_later(load: InstanceLoad, first: Stream | None, wanted: Stream) -> bool:
+    """Whether the requests that wait in `load` came later than `wanted`."""
     if first is None:
-        return not view.num_waiting
+        return not load.num_waiting
     return _turn(first) > _turn(wanted)
 
 

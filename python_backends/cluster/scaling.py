@@ -51,7 +51,7 @@ class Scaling:
     def drain(self, instance: int) -> None:
         """It is to be empty, but stays. Raises RefusedOrderError if no other gets requests."""
         drained = self._drained | {instance}
-        if drained.issuperset(view.number for view in self._router.takers):
+        if drained.issuperset(load.number for load in self._router.takers):
             last = f"instance {instance} is the last one that gets requests"
             raise RefusedOrderError(f"{last}: restore another first")
         self._drained = drained
@@ -101,7 +101,7 @@ class Scaling:
             return min(self._ordered, self._settings.most_instances) - num_staying
         if not self._settings.follows_load:
             return self._settings.instances - num_staying
-        ready = {view.number for view in self._router.views}
+        ready = {load.number for load in self._router.loads}
         is_changing = bool(self.leaving) or not self.wanted <= ready
         return self._autoscaler.decide(self._router.takers, num_staying, is_changing)
 
@@ -120,7 +120,7 @@ class Scaling:
 
     def _begin_to_end_one(self) -> None:
         """Those that take no requests come first, then the one with the fewest."""
-        takers = {view.number for view in self._router.takers}
+        takers = {load.number for load in self._router.takers}
         staying = self.wanted - self.leaving
         ends = min(staying, key=lambda number: (number in takers, self._num_requests(number), -number))
         self.leaving |= {ends}
@@ -128,13 +128,13 @@ class Scaling:
     def _end(self, number: int) -> None:
         self.leaving -= {number}
         self.wanted -= {number}
-        if any(view.number == number for view in self._router.views):
+        if any(load.number == number for load in self._router.loads):
             self._ending.add(number)
         self._count("down")
 
     def _num_requests(self, number: int) -> int:
         """0 of one that is not ready."""
-        return sum(view.num_requests for view in self._router.views if view.number == number)
+        return sum(load.num_requests for load in self._router.loads if load.number == number)
 
     def _count(self, direction: str) -> None:
         self._metrics.count("gapless_scalings_total", labels=(("direction", direction),))

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from python_backends.engine.adapter_directory import NAME
-from python_backends.nouns.messages import JOB_STATUSES
+from python_backends.nouns.load import JOB_STATUSES
 
 LIMITS = {
     "rank": (1, 256),

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from python_backends.nouns.messages import Load
+from python_backends.nouns.load import Load
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram
 from python_backends.wires.sparse_log import SparseLog
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from python_backends.finetuning.jobs import ENDED, Job, JobError, read_jobs
 from python_backends.finetuning.watchers import announced, trains
 from python_backends.instance.training import Training
-from python_backends.nouns.messages import JOB_STATUSES
+from python_backends.nouns.load import JOB_STATUSES
 
 log = logging.getLogger("gapless.instance")
 

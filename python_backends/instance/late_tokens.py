@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from python_backends.nouns.messages import LATE_CAUSES
+from python_backends.nouns.load import LATE_CAUSES
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from python_backends.nouns.messages import Load
+from python_backends.nouns.load import Load
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
 

@@ -25,7 +25,7 @@ from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.trainer import Files, Progress, Trainer
 from python_backends.instance.spare_time import SpareWork
-from python_backends.nouns.messages import Load, TrainingLoad
+from python_backends.nouns.load import Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import ANY_EPOCH, Failed
 from python_backends.nouns.request import (
     AdapterVersion,
     Finish,

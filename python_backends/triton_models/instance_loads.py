@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import JOB_STATUSES, LATE_CAUSES, Load, TrainingLoad
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import JOB_STATUSES, LATE_CAUSES, Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits, WaitReason
 from python_backends.watching.metrics import Metrics
 
@@ -56,7 +57,7 @@ class InstanceLoads:
         self._router = router
         self._clock = clock
         self._counted_s = clock()  # instance seconds, until then
-        self._loads: dict[int, Load] = {}  # of instances that are ready
+        self._loads: dict[int, InstanceLoad] = {}  # of instances that are ready
         self._places: dict[int, tuple[str, int]] = {}  # host and pid of each instance when it got ready
         self.wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
@@ -65,21 +66,21 @@ class InstanceLoads:
 
     @property
     def num_slots(self) -> int:
-        return sum(load.num_slots for load in self._loads.values())
+        return sum(load.said.num_slots for load in self._loads.values())
 
     @property
     def num_running(self) -> int:
-        return sum(load.num_running for load in self._loads.values())
+        return sum(load.said.num_running for load in self._loads.values())
 
     @property
     def is_contested(self) -> bool:
         """Whether requests compete for slots or memory in any instance."""
-        return any(load.is_contested for load in self._loads.values())
+        return any(load.said.is_contested for load in self._loads.values())
 
     @property
     def wait_reasons(self) -> dict[int, WaitReason | None]:
         """By instance: why requests wait there."""
-        return {instance: load.wait_reason for instance, load in self._loads.items()}
+        return {instance: load.said.wait_reason for instance, load in self._loads.items()}
 
     def ready(self, instance: int, limits: ModelLimits, host: str = "", pid: int = 0) -> None:
         if self._fingerprint not in ("", limits.fingerprint):
@@ -91,21 +92,23 @@ class InstanceLoads:
         self._seen.add(instance)
         self._shown.add(instance)
         self._places[instance] = host, pid
-        self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
+        said = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
+        self._loads[instance] = InstanceLoad(instance, limits, said)
         if self._router is not None:
             self._router.ready(instance, limits)
 
-    def heard(self, instance: int, load: Load) -> None:
-        self._loads[instance] = load
-        self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
-        for cause, count in zip(LATE_CAUSES, load.late_tokens, strict=False):
+    def heard(self, load: InstanceLoad) -> None:
+        self._loads[load.number] = load
+        said = load.said
+        self._metrics.histograms["gapless_token_gap_seconds"].add(said.gap_counts, said.gap_sum_s)
+        for cause, count in zip(LATE_CAUSES, said.late_tokens, strict=False):
             self._metrics.count("gapless_late_tokens_total", count, (("cause", cause),))
-        if load.moved_bytes:
-            self._metrics.count("gapless_migration_bytes_total", load.moved_bytes)
-        if load.training is not None:
-            self._count_training(load.training)
+        if said.moved_bytes:
+            self._metrics.count("gapless_migration_bytes_total", said.moved_bytes)
+        if said.training is not None:
+            self._count_training(said.training)
         if self._router is not None:
-            self._router.heard(instance, load)
+            self._router.heard(load)
 
     def _count_training(self, training: TrainingLoad) -> None:
         count = self._metrics.count
@@ -135,7 +138,7 @@ class InstanceLoads:
         gauge = self._metrics.gauge
         for field, shown in NUMBERS.items():
             for name in shown.of_all:
-                gauge(name, sum(getattr(load, field) for load in self._loads.values()))
+                gauge(name, sum(getattr(load.said, field) for load in self._loads.values()))
         draining = self._draining
         gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
@@ -146,7 +149,7 @@ class InstanceLoads:
 
     def status_of(self, number: int) -> dict[str, Any]:
         """What an instance carries that should run, for people."""
-        load = self._loads.get(number, Load())
+        said = self._said(number)
         freeness = -math.inf
         if self._router is not None and number in self._loads:
             freeness = self._router.freeness(number)
@@ -156,14 +159,14 @@ class InstanceLoads:
             "pid": pid,
             "host": host,
             "state": self.state_of(number),
-            **{shown.in_status: getattr(load, field) for field, shown in NUMBERS.items() if shown.in_status},
+            **{shown.in_status: getattr(said, field) for field, shown in NUMBERS.items() if shown.in_status},
             "freeness_tokens": freeness if math.isfinite(freeness) else None,
         }
 
     def num_requests(self, instance: int) -> int:
         """That run or wait there, by the last heartbeat."""
-        load = self._loads.get(instance, Load())
-        return load.num_running + load.num_waiting
+        said = self._said(instance)
+        return said.num_running + said.num_waiting
 
     def is_ready(self, number: int, drained: frozenset[int]) -> bool:
         """Those of `drained` count as ready as long as they are not lost."""
@@ -178,6 +181,11 @@ class InstanceLoads:
             return "lost"
         return "draining" if number in self._draining else "ready"
 
+    def _said(self, instance: int) -> Load:
+        """Nothing, of one that is not ready."""
+        load = self._loads.get(instance)
+        return load.said if load is not None else Load()
+
     @property
     def _draining(self) -> frozenset[int]:
         return self._router.draining if self._router is not None else frozenset()
@@ -190,10 +198,10 @@ class InstanceLoads:
     def _export_each(self, router: Router) -> None:
         for instance in self._shown:
             labels = (("instance", str(instance)),)
-            load = self._loads.get(instance, Load())
+            said = self._said(instance)
             for field, shown in NUMBERS.items():
                 if shown.of_each:
-                    self._metrics.gauge(shown.of_each, getattr(load, field), labels)
+                    self._metrics.gauge(shown.of_each, getattr(said, field), labels)
             freeness = router.freeness(instance)
             self._metrics.gauge("gapless_instance_freeness_tokens", freeness, labels)
             count = router.num_dispatches.get(instance, 0)

@@ -11,13 +11,14 @@ from typing import Any
 
 from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
+from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.watching.board import Board
 from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
-from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
+from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 
 
 class InstanceWatch:
@@ -69,9 +70,9 @@ class InstanceWatch:
         """Whether it should run: what others say is of no interest, and their end is no loss."""
         return self.cluster is None or instance in self.cluster.wanted
 
-    def _on_load(self, news: InstanceLoad) -> None:
-        if self._is_wanted(news.instance):
-            self.loads.heard(news.instance, news.load)
+    def _on_load(self, load: InstanceLoad) -> None:
+        if self._is_wanted(load.number):
+            self.loads.heard(load)
 
     def _on_ready(self, news: InstanceReady) -> None:
         if self._is_wanted(news.instance):

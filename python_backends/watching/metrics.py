@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from python_backends.nouns.messages import JOB_STATUSES, LATE_CAUSES
+from python_backends.nouns.load import JOB_STATUSES, LATE_CAUSES
 from python_backends.nouns.request import Finish, WaitReason
 
 EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server

@@ -19,11 +19,12 @@ from typing import Any
 import zmq
 
 from python_backends.linux.pauses import Silence, longest_silence_s
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
 from python_backends.nouns.messages import (
     NOBODY,
     FromInstance,
     Hello,
-    Load,
     ToInstance,
     frame_reader,
     new_incarnation,
@@ -53,14 +54,6 @@ class InstanceReady:
     def limits(self) -> ModelLimits:
         assert self.hello.limits is not None
         return self.hello.limits
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
-    """What the instance with this number carries."""
-
-    instance: int
-    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +88,17 @@ class _Peer:
         self.number = number
         self.name = b""  # of the socket of the life that counts
         self.incarnation = NOBODY  # of the life that counts
-        self.is_ready = False  # it has opened the session
+        self.limits: ModelLimits | None = None  # as it said when it opened the session
         self.session = new_incarnation()
         self.num_heard = 0  # frames of this life
         self.longest_step_s = 0.0  # as it said last
         self._heard_of: set[str] = set()  # lives
         self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has opened the session."""
+        return self.limits is not None
 
     def replaces(self, incarnation: str) -> bool:
         """Whether that life had the name before the one that counts."""
@@ -118,7 +116,8 @@ class _Peer:
         """`message` of this instance, with its number where it needs one."""
         if isinstance(message, Load):
             self.longest_step_s = message.longest_step_s
-            return InstanceLoad(self.number, message)
+            assert self.limits is not None, "it has opened the session"
+            return InstanceLoad(self.number, self.limits, message)
         if isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
             return InstanceMove(self.number, message)
         return message
@@ -135,7 +134,7 @@ class _Peer:
         self.longest_step_s = 0.0
         lost = [InstanceLost(self.number, silent_s)] if self.is_ready else []
         if self.incarnation != NOBODY:
-            self.incarnation, self.is_ready, self.session = NOBODY, False, new_incarnation()
+            self.incarnation, self.limits, self.session = NOBODY, None, new_incarnation()
         return lost
 
 
@@ -208,7 +207,7 @@ class SchedulerEnd:
         if receiver != peer.session or not isinstance(hello, Hello) or hello.limits is None:
             self._send(peer, [Hello()])  # it doesn't know this session, or we don't know it
             return news
-        peer.is_ready = True
+        peer.limits = hello.limits
         return [*news, InstanceReady(peer.number, hello)]
 
     def _peer(self, name: bytes) -> _Peer | None:

@@ -30,7 +30,8 @@ from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareWork
 from python_backends.instance.training import Training
-from python_backends.nouns.messages import Load, Submit, TrainingLoad
+from python_backends.nouns.load import Load, TrainingLoad
+from python_backends.nouns.messages import Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 import pytest
 
 from python_backends.cluster.autoscaler import Autoscaler, average_freeness, fewest_requests
-from python_backends.cluster.freeness import freeness_of
 from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
-from python_backends.cluster.views import InstanceView
-from python_backends.nouns.messages import Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings
 from python_backends.watching.cluster_state import ClusterState
@@ -25,10 +26,11 @@ MIDDLE = Load(num_running=10, num_used_blocks=700)  # 300 blocks left: 480 token
 SHORT = Load(num_running=10, num_used_blocks=910)  # 144 tokens a request
 AMPLE = Load(num_running=4, num_used_blocks=100)  # 3,600 tokens a request
 FULL = Load(num_running=SLOTS, num_used_blocks=500)  # no free slot
+FREENESS = attrgetter("freeness_with_headroom")
 
 
-def views(*loads: Load) -> list[InstanceView]:
-    return [InstanceView(number, LIMITS, each) for number, each in enumerate(loads)]
+def loads_of(*loads: Load) -> list[InstanceLoad]:
+    return [InstanceLoad(number, LIMITS, each) for number, each in enumerate(loads)]
 
 
 class Watched:
@@ -37,10 +39,10 @@ class Watched:
     def __init__(self, **settings: float) -> None:
         self.now_s = 0.0
         chosen = ClusterSettings(**{"max_instances": 4, "scale_every_s": 10.0, **settings})  # type: ignore[arg-type]
-        self.autoscaler = Autoscaler(chosen, lambda view: freeness_of(view, 1600), lambda: self.now_s)
+        self.autoscaler = Autoscaler(chosen, FREENESS, lambda: self.now_s)
 
     def look(self, *loads: Load, is_changing: bool = False) -> int:
-        return self.autoscaler.decide(views(*loads), len(loads), is_changing)
+        return self.autoscaler.decide(loads_of(*loads), len(loads), is_changing)
 
     def watch(self, seconds: float, *loads: Load) -> list[int]:
         """What it says, other than 0, in that time; it looks ten times a second."""
@@ -53,7 +55,7 @@ class Watched:
 
 def test_the_average_is_taken_over_all_and_none_of_them_decides_alone() -> None:
     def average(*loads: Load) -> float:
-        return average_freeness(views(*loads), lambda view: freeness_of(view, 1600), 1920)
+        return average_freeness(loads_of(*loads), FREENESS, 1920)
 
     assert average(MIDDLE) == 480
     assert average(MIDDLE, SHORT) == (480 + 144) / 2
@@ -64,12 +66,12 @@ def test_the_average_is_taken_over_all_and_none_of_them_decides_alone() -> None:
 
 def test_an_idle_instance_with_little_memory_counts_as_idle() -> None:
     small = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=2, num_blocks=4, block_tokens=SIZE)
-    assert average_freeness([InstanceView(0, small)], lambda view: freeness_of(view, 1600), 1920) == 1920
+    assert average_freeness([InstanceLoad(0, small)], FREENESS, 1920) == 1920
 
 
 def test_the_one_with_the_fewest_requests_ends() -> None:
-    assert fewest_requests(views(MIDDLE, AMPLE, MIDDLE)).number == 1
-    assert fewest_requests(views(AMPLE, MIDDLE, AMPLE)).number == 2, "the last one of them"
+    assert fewest_requests(loads_of(MIDDLE, AMPLE, MIDDLE)).number == 1
+    assert fewest_requests(loads_of(AMPLE, MIDDLE, AMPLE)).number == 2, "the last one of them"
 
 
 @pytest.mark.parametrize("load", [SHORT, FULL], ids=["memory", "slots"])
@@ -88,7 +90,7 @@ def test_there_is_one_less_when_the_average_was_too_high_for_long_enough() -> No
 def test_it_does_not_look_at_all_instances_each_turn() -> None:
     asked: list[int] = []
     watched = Watched()
-    watched.autoscaler._freeness_of = lambda view: asked.append(view.number) or 480.0  # type: ignore[func-returns-value]
+    watched.autoscaler._freeness_of = lambda load: asked.append(load.number) or 480.0  # type: ignore[func-returns-value]
     for _ in range(40):
         watched.now_s += 0.001
         watched.look(MIDDLE)
@@ -131,7 +133,7 @@ def test_no_instance_ends_whose_requests_would_bring_it_back() -> None:
         Load(num_running=8, num_used_blocks=100),  # 16 requests for 16 slots
         Load(num_running=1, num_used_blocks=495),  # of 1,000 blocks 10 were left: 80 tokens a request
     ):
-        assert average_freeness(views(each, each), lambda view: freeness_of(view, 1600), 1920) > 960
+        assert average_freeness(loads_of(each, each), FREENESS, 1920) > 960
         assert Watched().watch(100, each, each) == []
     assert Watched().watch(11, *[Load(num_running=7, num_used_blocks=100)] * 2) == [-1]
 
@@ -185,7 +187,7 @@ class Instances:
     def get_ready(self, number: int, load: Load = IDLE) -> None:
         self.scaling.ready(number)
         self.router.ready(number, LIMITS)
-        self.router.heard(number, load)
+        self.router.heard(InstanceLoad(number, LIMITS, load))
 
     def look(self) -> list[int]:
         self.now_s += 0.1
@@ -282,7 +284,7 @@ def test_another_scheduler_model_goes_on_with_the_instances_of_the_last_one() ->
 
 def test_the_load_starts_and_ends_instances_one_at_a_time() -> None:
     instances = Instances(max_instances=3, scale_every_s=1)
-    instances.router.heard(0, FULL)
+    instances.router.heard(InstanceLoad(0, LIMITS, FULL))
     for _ in range(40):
         instances.look()
     assert instances.scaling.wanted == {0, 1}, "it is still being started"
@@ -291,15 +293,15 @@ def test_the_load_starts_and_ends_instances_one_at_a_time() -> None:
         instances.look()
     assert instances.scaling.wanted == {0, 1, 2}
     instances.get_ready(2, MIDDLE)
-    instances.router.heard(1, IDLE)
-    instances.router.heard(0, Load(num_running=1))
+    instances.router.heard(InstanceLoad(1, LIMITS, IDLE))
+    instances.router.heard(InstanceLoad(0, LIMITS, Load(num_running=1)))
     instances.busy = {1}
     for _ in range(40):
         instances.look()
     assert instances.scaling.wanted == {0, 1, 2}, "one of them is being emptied"
     assert instances.router.draining == {1}
     instances.busy = set()
-    instances.router.heard(2, IDLE)
+    instances.router.heard(InstanceLoad(2, LIMITS, IDLE))
     for _ in range(40):
         instances.look()
     assert instances.scaling.wanted == {0}

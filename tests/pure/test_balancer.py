@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.cluster import router
 from python_backends.instance.build import build_copier
+from python_backends.nouns import instance_load
 from python_backends.settings import ClusterSettings, ModelSettings, Settings
 from tests.support.moving import SIZE, STEP_S, World, model, order_to_move
 from tests.support.scheduling import request, write_vocabulary
@@ -49,7 +49,7 @@ def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority(
     monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
     """Under the policy that keeps headroom for it. That one does not move itself, and is never evicted."""
-    monkeypatch.setattr(router, "HEADROOM_TOKENS", 40)
+    monkeypatch.setattr(instance_load, "HEADROOM_TOKENS", 40)
     world = World(policy="llumnix")
     world.front.cluster.scaling.drain(1)
     world.ask(request(1, [1] * 10, priority=priority, max_tokens=80, min_tokens=80))

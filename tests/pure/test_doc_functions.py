@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from python_backends.nouns.messages import LATE_CAUSES
+from python_backends.nouns.load import LATE_CAUSES
 from python_backends.watching.metrics import ALL_LATE_CAUSES, COUNTERS, GAUGES, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,12 +16,14 @@ from python_backends.launcher import health
 from python_backends.launcher.fleets import local
 from python_backends.launcher.fleets.keeper import Keeper, Share
 from python_backends.launcher.run_files import RunFiles
-from python_backends.nouns.messages import Cancel, Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import Cancel
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, Settings, SettingsError, load
 from python_backends.watching.board import Board
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
-from python_backends.wires.sessions import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import InstanceEnd, InstanceReady, SchedulerEnd
 from tests.support.server.serving import free_ports, wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
@@ -90,7 +92,7 @@ def test_sessions_go_through_tcp_with_the_keys_of_the_cluster_alone(
         instance.receive(0.1)
     assert [type(each) for each in said] == [InstanceReady]
     instance.publish([Load(num_slots=4)])
-    assert [each.load.num_slots for each in wait_for(lambda: scheduler.receive(0.1), 30)] == [4]
+    assert [each.said.num_slots for each in wait_for(lambda: scheduler.receive(0.1), 30)] == [4]
     scheduler.send(0, [Cancel(7, 1)])
     assert wait_for(lambda: instance.receive(0.1), 30) == [Cancel(7, 1)]
     intruder.publish([Load()])

@@ -13,7 +13,9 @@ from python_backends.instance.build import build
 from python_backends.instance.late_tokens import LateTokens
 from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareTime, SpareWork
-from python_backends.nouns.messages import LATE_CAUSES, Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import LATE_CAUSES, Load
+from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -150,10 +152,10 @@ def test_the_loop_counts_each_token_after_the_first_of_an_answer(monkeypatch: py
 def test_heartbeats_bring_late_tokens_to_metrics_and_every_cause_is_there_from_the_start() -> None:
     metrics = Metrics()
     assert late_tokens(metrics) == dict.fromkeys(ALL_LATE_CAUSES, 0)
-    loads = InstanceLoads(metrics, None)
-    loads.heard(0, Load(late_tokens=(0, 4, 0, 0, 2, 0)))
-    loads.heard(0, Load(late_tokens=(0, 1)))  # of another version of the code
-    loads.heard(0, Load())
+    loads, limits = InstanceLoads(metrics, None), ModelLimits(64, 100, 4, 100, 16)
+    loads.heard(InstanceLoad(0, limits, Load(late_tokens=(0, 4, 0, 0, 2, 0))))
+    loads.heard(InstanceLoad(0, limits, Load(late_tokens=(0, 1))))  # of another version of the code
+    loads.heard(InstanceLoad(0, limits, Load()))
     assert {cause: count for cause, count in late_tokens(metrics).items() if count} == {
         "prompts": 5,
         "host": 2,

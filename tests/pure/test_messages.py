@@ -15,6 +15,7 @@ import pytest
 from python_backends.instance.loop import Instance
 from python_backends.moving.copies import Copies
 from python_backends.moving.moves import Moves
+from python_backends.nouns.load import Load
 from python_backends.nouns.messages import (
     AnswerRecord,
     BadMessageError,
@@ -22,7 +23,6 @@ from python_backends.nouns.messages import (
     FromInstance,
     Hello,
     LengthAnswer,
-    Load,
     Predicted,
     Submit,
     ToInstance,

@@ -358,7 +358,7 @@ def test_an_instance_that_is_not_wanted_any_more_is_emptied_and_its_end_is_no_lo
     world.until(lambda: world.where(2) == 0)
     assert cluster.wanted == {0, 1}, "one request is still there: the other instance has three slots"
     world.until(lambda: cluster.wanted == {0})
-    assert [view.number for view in world.front.router.views] == [0]
+    assert [load.number for load in world.front.router.loads] == [0]
     assert world.front.table.submissions.instances.ready == [0]
     world.check_all()
     assert world.front.outcomes()["done"] == 1

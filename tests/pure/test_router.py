@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.policies import setting_of
-from python_backends.cluster.columns import least
-from python_backends.cluster.freeness import freeness, freeness_at_peak, freeness_of, headroom
 from python_backends.cluster.policies import POLICIES
 from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.router import Router
-from python_backends.cluster.views import Demand, InstanceView
-from python_backends.nouns.messages import Load
+from python_backends.nouns.instance_load import Demand, InstanceLoad, freeness, headroom
+from python_backends.nouns.load import Load
 from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
@@ -25,8 +23,8 @@ def load(running: int = 0, used: int = 0, waiting: int = 0, **more: int) -> Load
     return Load(num_running=running, num_used_blocks=used, num_waiting=waiting, **more)  # type: ignore[arg-type]
 
 
-def view(of: Load, unseen: tuple[Demand, ...] = ()) -> InstanceView:
-    return InstanceView(0, LIMITS, of, dict(enumerate(unseen, 1)))
+def carried(of: Load, unseen: tuple[Demand, ...] = ()) -> InstanceLoad:
+    return InstanceLoad(0, LIMITS, of, dict(enumerate(unseen, 1)))
 
 
 def stream(number: int, prompt: int | list[int] = 8, priority: int = 0) -> Stream:
@@ -40,7 +38,7 @@ def router(policy: str, *loads: Load) -> Router:
     made = Router(ClusterSettings(instances=len(loads), policy=setting_of(policy)))
     for instance, each in enumerate(loads):
         made.ready(instance, LIMITS)
-        made.heard(instance, each)
+        made.heard(InstanceLoad(instance, LIMITS, each))
     return made
 
 
@@ -51,9 +49,9 @@ def test_freeness_is_what_is_left_for_each_request() -> None:
 
 
 def test_kept_prefixes_count_as_free_wherever_memory_is_compared() -> None:
-    without, with_prefixes = view(load(2, used=100)), view(load(2, used=100, num_retained_blocks=900))
-    assert freeness_of(without, None) == freeness_of(with_prefixes, None) == (1000 - 100) * SIZE / 2
-    assert freeness_at_peak(without) == freeness_at_peak(with_prefixes)
+    without, with_prefixes = carried(load(2, used=100)), carried(load(2, used=100, num_retained_blocks=900))
+    assert without.freeness == with_prefixes.freeness == (1000 - 100) * SIZE / 2
+    assert without.freeness_at_peak == with_prefixes.freeness_at_peak
     assert without.free_tokens == with_prefixes.free_tokens
     assert without.unpromised_tokens == with_prefixes.unpromised_tokens
 
@@ -64,27 +62,27 @@ def test_of_two_instances_without_memory_the_smaller_shortfall_is_freer() -> Non
 
 def test_ordinary_requests_find_little_memory_where_one_of_high_priority_runs() -> None:
     assert headroom(1000, 1600 / SIZE) == 900
-    high = view(load(2, used=50, num_high_priority=1))
-    assert freeness_of(high, 1600) == (1600 - 50 * SIZE) / 2
-    assert freeness_of(high, None) == (1000 - 50) * SIZE / 2
-    assert freeness_of(view(load(2, used=200, num_high_priority=1)), 1600) < 0
+    high = carried(load(2, used=50, num_high_priority=1))
+    assert high.freeness_with_headroom == (1600 - 50 * SIZE) / 2
+    assert high.freeness == (1000 - 50) * SIZE / 2
+    assert carried(load(2, used=200, num_high_priority=1)).freeness_with_headroom < 0
 
 
 def test_without_a_free_slot_the_requests_that_wait_count() -> None:
-    full = view(load(4, used=40))
-    longer = view(load(4, used=40, waiting=3, waiting_blocks=30, head_blocks=10))
-    assert freeness_of(view(load(3, used=40)), None) > 0 > freeness_of(full, None) > freeness_of(longer, None)
+    full = carried(load(4, used=40))
+    longer = carried(load(4, used=40, waiting=3, waiting_blocks=30, head_blocks=10))
+    assert carried(load(3, used=40)).freeness > 0 > full.freeness > longer.freeness
 
 
 def test_requests_count_from_the_moment_they_are_sent() -> None:
     demand = Demand(num_tokens=320, num_new_tokens=320, priority=1)
-    before, after = view(load(1, used=10)), view(load(1, used=10), (demand, demand))
-    assert freeness_of(before, None) == (1000 - 10) * SIZE
-    assert freeness_of(after, None) == ((1000 - 10) * SIZE - 640) / 3
+    before, after = carried(load(1, used=10)), carried(load(1, used=10), (demand, demand))
+    assert before.freeness == (1000 - 10) * SIZE
+    assert after.freeness == ((1000 - 10) * SIZE - 640) / 3
     assert after.num_free_slots == 1
     assert after.num_high_priority == 2
-    after.heard(load(2, used=30, last_submit=1))
-    assert list(after.unseen) == [2], "the heartbeat counts the first of them"
+    next_one = InstanceLoad(0, LIMITS, load(2, used=30, last_submit=1)).following(after)
+    assert list(next_one.unseen) == [2], "the heartbeat counts the first of them"
 
 
 def test_new_requests_do_not_all_go_to_the_instance_that_was_free_at_its_last_heartbeat() -> None:
@@ -133,15 +131,15 @@ def test_a_request_of_high_priority_goes_where_memory_is_unused_whatever_waits_t
 def test_a_prompt_that_is_computed_already_counts_as_long_as_it_is_not_complete() -> None:
     asked = router("ours", load(1, used=100, num_prefill_tokens=1000), load(3, used=500))
     assert asked.choose(stream(1), [0, 1]) == 1
-    asked.heard(0, load(1, used=100))
+    asked.heard(InstanceLoad(0, LIMITS, load(1, used=100)))
     assert asked.choose(stream(1), [0, 1]) == 0
 
 
 def test_freeness_at_the_peak_is_that_of_the_fullest_time() -> None:
-    growing = view(load(2, used=100, future_blocks=600))
-    assert freeness_at_peak(growing) == (1000 - 600) * SIZE / 2
-    assert freeness_at_peak(view(load(2, used=100, future_blocks=50))) == (1000 - 100) * SIZE / 2
-    assert freeness_at_peak(view(load(2, used=100, future_blocks=1100))) == -100 * SIZE
+    growing = carried(load(2, used=100, future_blocks=600))
+    assert growing.freeness_at_peak == (1000 - 600) * SIZE / 2
+    assert carried(load(2, used=100, future_blocks=50)).freeness_at_peak == (1000 - 100) * SIZE / 2
+    assert carried(load(2, used=100, future_blocks=1100)).freeness_at_peak == -100 * SIZE
 
 
 def test_ours_moves_requests_before_evictions_to_the_least_memory_that_suffices() -> None:
@@ -149,14 +147,12 @@ def test_ours_moves_requests_before_evictions_to_the_least_memory_that_suffices(
     full = load(2, used=900, future_blocks=960)  # has 40 blocks at its peak: less than a sixteenth
     asked = router("ours", idle, full, short, free)
     assert [(pair.source.number, pair.destination.number) for pair in asked.find_pairs()] == [(2, 3)]
-    asked.heard(1, load(2, used=900, future_blocks=960, waiting=1, waiting_blocks=200, head_blocks=200))
+    asked.heard(
+        InstanceLoad(
+            1, LIMITS, load(2, used=900, future_blocks=960, waiting=1, waiting_blocks=200, head_blocks=200)
+        )
+    )
     assert asked.find_pairs() == [], "free memory is for the request that waits"
-
-
-def test_the_first_place_of_the_least_keys() -> None:
-    first, second = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 7.0, 5.0, 5.0])
-    assert least(first) == 1
-    assert least(first, second) == 2
 
 
 def test_a_choice_among_many_instances_is_the_one_among_each_of_them() -> None:
@@ -165,7 +161,7 @@ def test_a_choice_among_many_instances_is_the_one_among_each_of_them() -> None:
     assert asked.choose(stream(1), [0, 1, 2, 3]) == 3
     asked.lost(3)
     assert asked.choose(stream(1), [0, 1, 2, 3]) == 2
-    asked.heard(0, load(2, used=10))
+    asked.heard(InstanceLoad(0, LIMITS, load(2, used=10)))
     assert asked.choose(stream(1), [0, 1, 2, 3]) == 0
     asked.draining = frozenset({0, 2})
     assert asked.choose(stream(1), [0, 1, 2, 3]) == 1
@@ -186,13 +182,13 @@ def test_ours_goes_where_the_beginning_of_the_prompt_was_sent() -> None:
     asked = router("ours", load(3, used=60), load(1, used=10))
     first, again = stream(1, [*range(64), 1]), stream(2, [*range(64), 2])
     asked.submitted(first, 0, 1)
-    asked.heard(0, load(3, used=60, last_submit=1))
+    asked.heard(InstanceLoad(0, LIMITS, load(3, used=60, last_submit=1)))
     assert asked.choose(again, [0, 1]) == 0
     assert asked.choose(stream(3, 65), [0, 1]) == 1
     asked.lost(0)
     asked.ready(0, LIMITS)
     assert asked.choose(again, [0, 1]) == 0, "both are free"
-    asked.heard(0, load(1, used=11))
+    asked.heard(InstanceLoad(0, LIMITS, load(1, used=11)))
     assert asked.choose(again, [0, 1]) == 1, "a restarted instance has no blocks of it"
 
 

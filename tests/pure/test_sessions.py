@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 from python_backends.linux import pauses
-from python_backends.nouns.messages import Cancel, Load, Submit
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import Cancel, Submit
 from python_backends.nouns.request import Feedback, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Tokens
 from python_backends.wires import sessions, sockets
 from python_backends.wires.feedback import MOST_HELD, FeedbackEnd
 from python_backends.wires.sessions import (
     InstanceEnd,
-    InstanceLoad,
     InstanceLost,
     InstanceReady,
     NewSession,
@@ -128,7 +129,7 @@ def test_an_instance_is_not_lost_when_the_machine_stood_still(wires: Wires, pass
         passed_s[0] += 15
         assert scheduler.receive(0.0) == []
         instance.publish([Load(num_running=1)])
-        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, Load(num_running=1))]
+        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, LIMITS, Load(num_running=1))]
     news = []
     for _ in range(12):  # the scheduler model is awake, and the instance is silent
         passed_s[0] += 1
@@ -177,7 +178,7 @@ def test_of_two_lives_of_an_instance_the_later_one_counts_until_it_is_silent(wir
         news += wires.hear(scheduler, InstanceLoad)
     lost, ready, *loads = news
     assert (lost, type(ready)) == (InstanceLost(0), InstanceReady)
-    assert loads == [InstanceLoad(0, Load(num_running=count)) for count in range(1, 6)]
+    assert loads == [InstanceLoad(0, LIMITS, Load(num_running=count)) for count in range(1, 6)]
     scheduler.send(0, [a_submit()])
     wires.hear(second, Submit)
     assert not any(isinstance(message, Submit) for message in wires.heard[first])
@@ -299,5 +300,5 @@ def test_a_frame_from_a_stranger_is_passed_over_and_a_flood_of_them_logged_once(
             stranger.send(frame)
         time.sleep(0.05)
         instance.publish([Load(num_running=2)])
-        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, Load(num_running=2))]
+        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, LIMITS, Load(num_running=2))]
     assert len([record for record in caplog.records if "dropped a frame" in record.message]) == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.nouns.messages import Load, Submit
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Tokens
 

@@ -23,11 +23,13 @@ from python_backends.moving.copier import Copier
 from python_backends.moving.move import MoveReason
 from python_backends.moving.moves import Moves
 from python_backends.moving.wire import DroppedFrames, Frame, Payload
-from python_backends.nouns.messages import Failed, Hello, Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import Failed, Hello
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.order import Answer, next_answer
-from python_backends.nouns.request import Feedback, Finish, Request
-from python_backends.nouns.step import Evicted, Started, Tokens
+from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request
+from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Status
 from python_backends.settings import (
@@ -178,6 +180,7 @@ class Front:
         self.cluster = Cluster(chosen, self.router, self.table, self.metrics, clock)
         self.sessions = dict.fromkeys(range(num_instances), 0)
         self.known: set[int] = set()  # instances with a session
+        self.limits: dict[int, ModelLimits] = {}  # of each, as it said last
         self.answers: dict[int, tuple[list[int], Finish]] = {}  # of streams that have ended
         self.outbox: defaultdict[int, list[Any]] = defaultdict(list)
         for number in self.sessions:
@@ -202,6 +205,7 @@ class Front:
     def hear(self, number: int, message: Any) -> None:
         if isinstance(message, Hello):
             assert message.limits is not None
+            self.limits[number] = message.limits
             self.known.add(number)
             self.router.ready(number, message.limits)
             self.table.instance_ready(number)
@@ -213,10 +217,10 @@ class Front:
         elif isinstance(message, Tokens):
             self.table.tokens(message)
         elif isinstance(message, Load):
-            self.router.heard(number, message)
+            self.router.heard(InstanceLoad(number, self.limits[number], message))
         elif isinstance(message, Failed):
             self.table.failed(message)
-        else:
+        elif not isinstance(message, PromptStates):  # a length of one is predicted elsewhere
             self.cluster.heard(InstanceMove(number, message))
 
     def turn(self, sender: str | None = None) -> None:

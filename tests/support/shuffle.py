@@ -5,23 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from python_backends.cluster.columns import Figures
 from python_backends.cluster.policies.policy import Candidates, ClusterPolicy, Pair
-from python_backends.cluster.views import InstanceView
 from python_backends.moving.move import MoveReason
+from python_backends.nouns.instance_load import InstanceLoad
 
 SHUFFLE = "tests.support.shuffle:POLICY"
 
 
-def shuffle(candidates: Candidates) -> int:
-    return random.randrange(len(candidates.num_new_tokens))
+def shuffle(candidates: Candidates) -> InstanceLoad:
+    return random.choice(candidates.loads)
 
 
-def shuffled_pairs(views: Sequence[InstanceView], figures: Figures) -> list[Pair]:
+def shuffled_pairs(loads: Sequence[InstanceLoad]) -> list[Pair]:
     """Two of the instances."""
-    if len(views) < 2:
+    if len(loads) < 2:
         return []
-    source, destination = random.sample(list(views), 2)
+    source, destination = random.sample(list(loads), 2)
     return [Pair(source, destination, MoveReason.SHUFFLE)]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from python_backends.cluster.columns import least
 from python_backends.cluster.policies.policy import Candidates
+from python_backends.nouns.instance_load import InstanceLoad
 
 
-def llumnix(candidates: Candidates) -> int:
-    return least(-candidates.figures.freeness)
+def llumnix(candidates: Candidates) -> InstanceLoad:
+    return max(candidates.loads, key=lambda load: load.freeness_with_headroom)
 
 
-def llumnix_base(candidates: Candidates) -> int:
-    return least(-candidates.figures.freeness_base)
+def llumnix_base(candidates: Candidates) -> InstanceLoad:
+    return max(candidates.loads, key=lambda load: load.freeness)

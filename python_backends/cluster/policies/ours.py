@@ -7,19 +7,18 @@ counts that no running request has or will need, and then the freeness.
 
 from __future__ import annotations
 
-import numpy as np
-
-from python_backends.cluster.columns import least
 from python_backends.cluster.policies.policy import Candidates
+from python_backends.nouns.instance_load import InstanceLoad
 
 
-def ours(candidates: Candidates) -> int:
+def ours(candidates: Candidates) -> InstanceLoad:
     """What the request waits for decides in the order of what takes longest."""
-    figures, is_high = candidates.figures, candidates.priority > 0
-    num_before = np.maximum(0, 1 - figures.num_free_slots)  # requests that get a slot before it
-    free_tokens = figures.unpromised_tokens if is_high else figures.free_tokens
-    lacks = np.maximum(0, candidates.num_tokens - free_tokens)  # tokens for which there is no memory
-    if is_high:
-        return least(num_before, lacks, -figures.freeness_base)
-    to_compute = figures.tokens_to_compute + candidates.num_new_tokens
-    return least(num_before, lacks, to_compute, -figures.freeness_base)
+    is_high, num_tokens = candidates.priority > 0, candidates.num_tokens
+
+    def wait(load: InstanceLoad) -> tuple[float, ...]:
+        num_before = max(0, 1 - load.num_free_slots)  # requests that get a slot before it
+        lacks = max(0, num_tokens - (load.unpromised_tokens if is_high else load.free_tokens))  # memory
+        to_compute = 0 if is_high else load.tokens_to_compute + candidates.num_new_tokens(load)
+        return num_before, lacks, to_compute, -load.freeness
+
+    return min(candidates.loads, key=wait)

@@ -4,38 +4,41 @@ instances running requests move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from python_backends.cluster.columns import Doubles, Figures
-from python_backends.cluster.views import InstanceView
 from python_backends.moving.move import MoveReason
+from python_backends.nouns.instance_load import InstanceLoad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The n instances that a request may go to [at least one], in the order of their numbers."""
+    """The instances that a request may go to, at least one, in the order of their numbers."""
 
-    figures: Figures
-    num_new_tokens: Doubles  # [n] of the request, that would have to be computed there
+    loads: Sequence[InstanceLoad]
     num_tokens: int  # of the request: prompt and answer so far
+    num_found_tokens: Mapping[int, int]  # by instance: of these, tokens that it was sent before
     priority: int
     num_dispatches: int  # of requests before
+
+    def num_new_tokens(self, load: InstanceLoad) -> int:
+        """Of the request, that would have to be computed there."""
+        return self.num_tokens - self.num_found_tokens.get(load.number, 0)
 
 
 class Pair(NamedTuple):
     """A request may move from one instance to another one."""
 
-    source: InstanceView
-    destination: InstanceView
+    source: InstanceLoad
+    destination: InstanceLoad
     reason: MoveReason
 
 
-# the place of one of the candidates
-Choose = Callable[[Candidates], int]
-# pairs of these n instances, whose figures are [n]; each is in one pair at most
-FindPairs = Callable[[Sequence[InstanceView], Figures], list[Pair]]
+# one of the candidates
+Choose = Callable[[Candidates], InstanceLoad]
+# pairs of these instances; each is in one pair at most
+FindPairs = Callable[[Sequence[InstanceLoad]], list[Pair]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ from typing import Any
 
 from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
-from python_backends.nouns.messages import Hello, Load, TrainingLoad
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load, TrainingLoad
+from python_backends.nouns.messages import Hello
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, StreamSettings
 from python_backends.streams.table import StreamTable
@@ -14,7 +16,7 @@ from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.watching.board import Board
 from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
-from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceReady
+from python_backends.wires.sessions import InstanceLost, InstanceReady
 
 LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
 
@@ -46,7 +48,7 @@ class Watch:
     def get_ready(self, *numbers: int) -> None:
         for number in numbers:
             self.hear(InstanceReady(number, Hello(LIMITS)))
-            self.hear(InstanceLoad(number, Load(num_slots=4, num_blocks=100)))
+            self.hear(InstanceLoad(number, LIMITS, Load(num_slots=4, num_blocks=100)))
 
     def run(self) -> list[int]:
         """As the launcher reads it."""
@@ -86,7 +88,7 @@ def test_the_end_of_an_instance_that_should_not_run_is_no_loss() -> None:
     watch.scaling.scale(1)
     watch.look()
     watch.look()
-    watch.hear(InstanceLoad(1, Load(num_running=3, num_slots=4)))
+    watch.hear(InstanceLoad(1, LIMITS, Load(num_running=3, num_slots=4)))
     assert watch.watch.loads.num_running == 0, "what it says is of no interest"
     watch.hear(InstanceLost(1))
     assert watch.num_losses == 0
@@ -131,7 +133,9 @@ def test_a_heartbeat_of_another_version_hurts_nothing() -> None:
     """Its token gaps and jobs are counted by other bounds and states."""
     watch = Watch(instances=2)
     watch.get_ready(0, 1)
-    watch.hear(InstanceLoad(0, Load(num_running=3, gap_counts=(1, 2), training=TrainingLoad(jobs=(4,)))))
+    watch.hear(
+        InstanceLoad(0, LIMITS, Load(num_running=3, gap_counts=(1, 2), training=TrainingLoad(jobs=(4,))))
+    )
     watch.watch.loads.export()
     assert watch.metrics.gauges["gapless_requests_running", ()] == 3
     assert watch.metrics.gauges["gapless_finetuning_jobs", (("status", "queued"),)] == 4

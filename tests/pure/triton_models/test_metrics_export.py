@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
 from python_backends.nouns.request import ModelLimits, Request, Sampling
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
@@ -122,7 +123,8 @@ def test_an_instance_costs_at_most_six_round_trips_a_second_and_none_while_nothi
     assert trips_by_instance() == {}
     request = Request(1, PROMPT, Sampling(10))
     for number in (0, MAX_INSTANCES - 1):
-        loads.heard(number, Load(2, 1, 4, 50, 40, 100, 7, 60, step_s=0.02, num_adapters=3, last_submit=1))
+        said = Load(2, 1, 4, 50, 40, 100, 7, 60, step_s=0.02, num_adapters=3, last_submit=1)
+        loads.heard(InstanceLoad(number, LIMITS, said))
         router.submitted(Stream(request, None, 4, 0), number, 2)
     loads.export()
     export.export()

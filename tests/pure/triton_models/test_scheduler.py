@@ -16,16 +16,18 @@ import pytest
 
 from python_backends.engine.choice import choose
 from python_backends.moving.coordinator import Coordinator
-from python_backends.nouns.messages import FromInstance, Hello, Load
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load
+from python_backends.nouns.messages import FromInstance, Hello
 from python_backends.nouns.order import Order
-from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, Subject
+from python_backends.nouns.request import Feedback, Finish, Idle, ModelLimits, Request, Sampling, Subject
 from python_backends.nouns.step import PromptStates, Tokens
 from python_backends.prediction.state_model import StateModel
 from python_backends.prediction.versions import Learned, Version
 from python_backends.settings import dump, load
 from python_backends.wires import sessions
 from python_backends.wires.control import ask
-from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
+from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.support.server.serving import wait_for
@@ -177,7 +179,9 @@ def test_an_unknown_message_is_passed_over_and_logged_once(
 
 def test_the_scheduler_model_takes_every_message_that_it_can_be_told_and_no_other(served: Model) -> None:
     messages = [kind(*(None for _ in kind.__struct_fields__)) for kind in get_args(FromInstance)]
-    said = [sessions._Peer(0).labelled(each) for each in messages if not isinstance(each, Hello)]
+    peer = sessions._Peer(0)
+    peer.limits = ModelLimits(64, 100, 1, 100, 16)
+    said = [peer.labelled(each) for each in messages if not isinstance(each, Hello)]
     heard = {*map(type, said), *get_args(Feedback | Idle), InstanceReady, InstanceLost}
     assert served.model._readers.keys() == heard
     moves = {type(each.message) for each in said if isinstance(each, InstanceMove)}
@@ -215,7 +219,8 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
     try:
         subject = Subject("translate", "hello", 1)
         senders = [served.ask(number, subject=subject) for number in (1, 2)]
-        served.tell(InstanceLoad(0, Load(num_running=1, num_waiting=1, num_slots=1)))
+        limits = ModelLimits(64, 100, 1, 100, 16)
+        served.tell(InstanceLoad(0, limits, Load(num_running=1, num_waiting=1, num_slots=1)))
         assert asked.wait(10), "requests compete for a slot"
         for number in (1, 2):
             served.tell(tokens(number, 5, 6, finish=Finish.STOP))
