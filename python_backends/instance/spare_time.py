@@ -27,6 +27,11 @@ MOST_LATE_S = 0.5  # that is caught up: what takes longer was interrupted, or th
 class SpareWork:
     """Work that uses spare time. One kind of it says what it does in `has_work` and `work`, and what else it
     needs.
+
+    Its limits: it is called by the loop's thread alone, between two steps, and nothing interrupts it. So
+    `work` does no more than it can foresee to take `slack_s`: with a step, GOAL of the time per output token
+    at most, less the step; without one, about IDLE_S, for which a new request may wait. There is none before
+    a step with prompts. What takes longer makes tokens late.
     """
 
     @property

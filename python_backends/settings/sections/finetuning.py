@@ -23,7 +23,8 @@ class FinetuningSettings:
     tpot_ms: float = setting(
         100.0,
         "milliseconds that a step and the training before it may take while requests decode: the time per"
-        " output token that readers accept",
+        " output token that readers accept. A token that comes later than this after the one before it counts"
+        " as late, whether the server trains or not",
         1.0,
         10_000.0,
     )
