@@ -127,7 +127,8 @@ class PeftTrainer:
     def _step(self, examples: list[Example]) -> None:
         num_labels = packed(examples).num_labels
         for part in [examples] if self._batched else [[each] for each in examples]:
-            tokens, labels, mask = padded(part)
+            device = self._weights[0].device
+            tokens, labels, mask = (each if each is None else each.to(device) for each in padded(part))
             logits = self.model(input_ids=tokens, attention_mask=mask).logits
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="sum"

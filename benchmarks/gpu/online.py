@@ -24,7 +24,7 @@ from benchmarks.common.models import text_of
 from benchmarks.common.work import Job, Timing, Work, free_port
 from benchmarks.gpu.model import Measured
 from benchmarks.gpu.report import Figure, LeftOutError
-from benchmarks.peers.workers.transformers_continuous import ContinuousBatching
+from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -223,7 +223,7 @@ class _ContinuousBatching:
         self._slots = slots_of(measured)
         pages = -(-(shape.num_input + shape.num_output) // PAGE_TOKENS)
         batching = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
+            **page_of(PAGE_TOKENS),
             num_blocks=self._slots * pages,
             max_batch_tokens=256 if measured.quick else TOKEN_BUDGET,
             max_requests_per_batch=self._slots,

@@ -5,6 +5,7 @@ it comes; runs in the project's environment.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Engine:
         torch.set_num_threads(num_cores())
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
         batching = ContinuousBatchingConfig(
-            page_size=BLOCK_TOKENS,
+            **page_of(BLOCK_TOKENS),
             num_blocks=kv_blocks(directory, dtype),
             max_batch_tokens=token_budget,
             max_requests_per_batch=in_flight,
@@ -45,6 +46,14 @@ class Engine:
 
     def run(self, work: Work) -> list[Timing]:
         return self._batching.run(work)
+
+
+def page_of(num_tokens: int) -> dict[str, int]:
+    """The option of a page's size, under the name that the installed version has for it."""
+    from transformers import ContinuousBatchingConfig
+
+    known = {each.name for each in fields(ContinuousBatchingConfig)}
+    return {"page_size" if "page_size" in known else "block_size": num_tokens}
 
 
 class ContinuousBatching:
