@@ -221,7 +221,7 @@ class CountedModel:
             layers = take_layers(facts, weights)
             decoder = Decoder(description, layers, max_model_tokens, kernels=True)
             self._launcher = self._made(decoder, facts, max_model_tokens)
-            self._launcher.fix_shapes(self._recorder.capture)
+            self._launcher.fix_shapes(self._recorder.capture, CHUNK_TOKENS)
         self.decoder = decoder
 
     def _made(self, decoder: Decoder, facts: ModelFacts, max_model_tokens: int) -> StepLauncher:

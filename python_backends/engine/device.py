@@ -76,3 +76,9 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def send(values: NDArray[Any], to: Tensor) -> None:
+    """`values` into the memory of `to`, in the order of its device's work."""
+    tensor = torch.from_numpy(values)
+    to.copy_(tensor if to.device.type == "cpu" else tensor.pin_memory(), non_blocking=True)

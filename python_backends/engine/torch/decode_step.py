@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from python_backends.engine.device import to_device
+from python_backends.engine.device import send
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import Choice, SlotState
 from python_backends.engine.torch.decoder import Decoder
@@ -32,12 +32,33 @@ Step = Callable[[], Tensor]
 
 @dataclass(slots=True)
 class Bucket:
-    slots: Tensor  # [rows] on the device; what pads it is the dead slot
+    slots: Tensor  # [rows] that sample, on the device; what pads it is the dead slot
     host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
-    forward: Step | None = None  # captured
+    captured: Step | None = None  # the forward pass
     # captured, with `logits`
     choices: dict[Choice, Step] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
+
+    def forward(self, uncaptured: Step) -> Tensor:
+        """The logits [rows, vocabulary]."""
+        self.logits = (self.captured or uncaptured)()
+        return self.logits
+
+    def choose(self, state: SlotState, choice: Choice) -> Tensor:
+        """Chooses and appends tokens after `forward`: [2, rows] tokens and finishes."""
+        assert self.logits is not None
+        captured = self.choices.get(choice)
+        return captured() if captured else state.choose(self.logits, self.slots, choice)
+
+    def capture(self, capture: Callable[[Step], Step], forward: Step, state: SlotState) -> None:
+        """From now on `forward`, and each choice of tokens after it, are what `capture` makes of them."""
+        forward()  # compiles kernels and makes the libraries' own memory
+        self.captured = capture(forward)
+        self.logits = self.captured()
+        for choice in Choice:
+            step = partial(state.choose, self.logits, self.slots, choice)
+            step()
+            self.choices[choice] = capture(step)
 
 
 class Graphs:
@@ -81,7 +102,8 @@ class DecodeSteps:
         if capture is not None:
             largest_first = sizes[::-1]  # the others fit into its memory
             for size in tqdm(largest_first, "capturing decode steps"):
-                self._capture(self._buckets[size], capture)
+                bucket = self._buckets[size]
+                bucket.capture(capture, partial(self._forward, bucket.slots, 1), state)
 
     def bucket(self, slots: Ids) -> Bucket:
         """The smallest bucket that holds `slots`, filled with them;
@@ -91,35 +113,17 @@ class DecodeSteps:
         if not np.array_equal(slots, bucket.host):
             rows = np.full(len(bucket.slots), self._state.dead_slot, np.int64)
             rows[: len(slots)] = slots
-            bucket.slots.copy_(to_device(rows, self._state.device))
+            send(rows, bucket.slots)
             bucket.host = slots
         return bucket
 
     def forward(self, bucket: Bucket, longest: int) -> Tensor:
         """The logits [rows, vocabulary] of a step whose sequences have at most `longest` tokens."""
-        bucket.logits = (
-            bucket.forward() if bucket.forward is not None else self._forward(bucket.slots, longest)
-        )
-        return bucket.logits
-
-    def choose(self, bucket: Bucket, choice: Choice) -> Tensor:
-        """Chooses and appends tokens after `forward`: [2, rows] tokens and finishes."""
-        assert bucket.logits is not None
-        captured = bucket.choices.get(choice)
-        return captured() if captured else self._state.choose(bucket.logits, bucket.slots, choice)
+        return bucket.forward(partial(self._forward, bucket.slots, longest))
 
     def _forward(self, slots: Tensor, longest: int) -> Tensor:
         width = 1 << (longest - 1).bit_length()  # a few shapes only
         return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
-
-    def _capture(self, bucket: Bucket, capture: Callable[[Step], Step]) -> None:
-        bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
-        bucket.forward = capture(lambda: self._forward(bucket.slots, 1))
-        bucket.logits = bucket.forward()
-        for choice in Choice:
-            step = partial(self._state.choose, bucket.logits, bucket.slots, choice)
-            step()
-            bucket.choices[choice] = capture(step)
 
 
 def bucket_sizes(num_slots: int) -> list[int]:

@@ -2,10 +2,13 @@
 gathered and little is sent.
 
 Decode rows stand first, then prefill chunks, then padding. All that a step with chunks needs of the plan is
-one copy to the device; a step of a run copies nothing. Called by the torch engine.
+one copy to the device; a step of a run copies nothing. Called by the torch engine, and by steps of fixed
+shape (`mixed_step`).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,27 @@ from python_backends.engine.torch.step_batch import StepBatch, adapter_rows, chu
 from python_backends.nouns.step import StepPlan
 
 ALIGNED = 2  # int64: each section of what is sent begins at a multiple of 16 bytes, as kernels were compiled
+
+
+Sections = list[NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedShape:
+    """How much room a step with chunks has for each of its kinds of rows; what it does not use belongs to the
+    dead slot.
+    """
+
+    num_decodes: int  # rows that decode
+    num_rows: int  # these, and rows of chunks
+    num_padded: int  # all rows of the batch
+    num_sampled: int
+    num_tiles: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the sections: tokens, positions, slots, sampling rows, sampling slots, tiles."""
+        return (*[self.num_padded] * 3, *[self.num_sampled] * 2, 4 * self.num_tiles)
 
 
 class PagedBatcher:
@@ -61,18 +85,35 @@ class PagedBatcher:
         return StepBatch(tokens, positions, spans, None, slots, np.arange(len(slots)), adapters)
 
     def _mixed(self, plan: StepPlan) -> StepBatch:
-        """Tokens and positions of decode rows are on the device alone."""
         count, num_rows = plan.num_decodes, plan.num_decodes + len(plan.tokens)
-        sampled = int(np.count_nonzero(plan.samples))
-        tokens, positions, slots, rows, sampling_slots, tiles = self._sent(
-            *self._flat(plan, num_rows), *self._sampling(plan), self._tiles(plan).ravel()
-        )
-        if count:
-            self._state.fill_decode_inputs(slots, tokens, positions, count)
-        spans = self._spans(count, num_rows, slots, positions, tiles.view(-1, 4))
-        order = np.arange(sampled)
+        num_sampled, num_tiles = int(np.count_nonzero(plan.samples)), self.num_tiles(plan)
+        shape = MixedShape(count, num_rows, padded(num_rows), num_sampled, num_tiles)
+        sent = to_device(packed(self.sections(plan, shape), shape), self._state.device)
         adapters = adapter_rows(self._adapters, plan, np.arange(count))
+        return self.mixed(sent, shape, adapters)
+
+    def mixed(self, sent: Tensor, shape: MixedShape, adapters: tuple[AdapterRows, ...] = ()) -> StepBatch:
+        """The step whose `packed` sections are on the device. Tokens and positions of decode rows are on the
+        device alone.
+        """
+        tokens, positions, slots, rows, sampling_slots, tiles = unpacked(sent, shape)
+        if shape.num_decodes:
+            self._state.fill_decode_inputs(slots, tokens, positions, shape.num_decodes)
+        spans = self._spans(shape.num_decodes, shape.num_rows, slots, positions, tiles.view(-1, 4))
+        order = np.arange(shape.num_sampled)
         return StepBatch(tokens, positions, spans, rows, sampling_slots, order, adapters)
+
+    def num_tiles(self, plan: StepPlan) -> int:
+        lengths = plan.lengths[plan.num_decodes :]
+        return int((-(-lengths // self._chunk_rows)).sum())
+
+    def most_tiles(self, num_tokens: int, num_chunks: int) -> int:
+        """That so many chunks of so many tokens in all can have."""
+        return num_tokens // self._chunk_rows + num_chunks
+
+    def sections(self, plan: StepPlan, shape: MixedShape) -> Sections:
+        """What a step with chunks needs of its plan, in the order of `MixedShape.sizes`."""
+        return [*self._flat(plan, shape), *self._sampling(plan, shape), self._tiles(plan, shape).ravel()]
 
     def _spans(
         self, count: int, num_rows: int, slots: Tensor, positions: Tensor, tiles: Tensor | None
@@ -86,44 +127,62 @@ class PagedBatcher:
             )
         return made
 
-    def _flat(self, plan: StepPlan, num_rows: int) -> tuple[NDArray[np.int64], ...]:
+    def _flat(self, plan: StepPlan, shape: MixedShape) -> Sections:
         """Tokens, positions and slots, each [rows, with padding]; those of decode rows are not yet known."""
-        count, total = plan.num_decodes, padded(num_rows)
-        tokens, positions = np.zeros(total, np.int64), np.zeros(total, np.int64)
-        slots = np.full(total, self._state.dead_slot, np.int64)
-        tokens[count:num_rows] = plan.tokens
+        count, first = plan.num_decodes, shape.num_decodes
+        last = first + len(plan.tokens)
+        tokens, positions = np.zeros(shape.num_padded, np.int64), np.zeros(shape.num_padded, np.int64)
+        slots = np.full(shape.num_padded, self._state.dead_slot, np.int64)
+        tokens[first:last] = plan.tokens
         slots[:count] = plan.slots[:count]
-        positions[count:num_rows], slots[count:num_rows] = chunk_places(plan)
-        return tokens, positions, slots
+        positions[first:last], slots[first:last] = chunk_places(plan)
+        return [tokens, positions, slots]
 
-    def _sampling(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of the batch and slots that sample, each [sampled]."""
-        lasts = np.cumsum(plan.lengths)[plan.samples] - 1
-        return lasts.astype(np.int64), plan.slots[plan.samples].astype(np.int64)
+    def _sampling(self, plan: StepPlan, shape: MixedShape) -> Sections:
+        """Rows of the batch and slots that sample, each [sampled, with padding]."""
+        lasts = np.cumsum(plan.lengths) - 1
+        lasts[plan.num_decodes :] += shape.num_decodes - plan.num_decodes
+        rows = np.zeros(shape.num_sampled, np.int64)
+        slots = np.full(shape.num_sampled, self._state.dead_slot, np.int64)
+        count = int(np.count_nonzero(plan.samples))
+        rows[:count], slots[:count] = lasts[plan.samples], plan.slots[plan.samples]
+        return [rows, slots]
 
-    def _tiles(self, plan: StepPlan) -> NDArray[np.int64]:
-        """[tiles, 4] as `PagedSpans` has them."""
+    def _tiles(self, plan: StepPlan, shape: MixedShape) -> NDArray[np.int64]:
+        """[tiles, 4] as `PagedSpans` has them; those after the last one have no rows."""
         count = plan.num_decodes
         slots, starts, lengths = (
             part[count:].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths)
         )
         counts = -(-lengths // self._chunk_rows)
         offsets = self._chunk_rows * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+        first_rows = shape.num_decodes + np.cumsum(lengths) - lengths
         firsts, starts, lengths, slots = (
-            np.repeat(part, counts) for part in (count + np.cumsum(lengths) - lengths, starts, lengths, slots)
+            np.repeat(part, counts) for part in (first_rows, starts, lengths, slots)
         )
         rows = np.minimum(lengths - offsets, self._chunk_rows)
-        return np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1)
+        tiles = np.zeros((shape.num_tiles, 4), np.int64)
+        tiles[: len(rows)] = np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1)
+        return tiles
 
-    def _sent(self, *sections: NDArray[np.int64]) -> list[Tensor]:
-        """All `sections` by one copy."""
-        sizes = [-(-len(section) // ALIGNED) * ALIGNED for section in sections]
-        packed = np.zeros(sum(sizes), np.int64)
-        begins = np.cumsum(sizes) - sizes
-        for begin, section in zip(begins.tolist(), sections, strict=True):
-            packed[begin : begin + len(section)] = section
-        device = to_device(packed, self._state.device)
-        return [
-            device[begin : begin + len(section)]
-            for begin, section in zip(begins.tolist(), sections, strict=True)
-        ]
+
+def packed(sections: Sections, shape: MixedShape) -> NDArray[np.int64]:
+    """All `sections` in one array, for one copy."""
+    begins, total = _begins(shape)
+    values = np.zeros(total, np.int64)
+    for begin, section in zip(begins, sections, strict=True):
+        values[begin : begin + len(section)] = section
+    return values
+
+
+def unpacked(sent: Tensor, shape: MixedShape) -> list[Tensor]:
+    return [
+        sent[begin : begin + size] for begin, size in zip(_begins(shape)[0], shape.sizes, strict=True)
+    ]
+
+
+def _begins(shape: MixedShape) -> tuple[list[int], int]:
+    """Of each section in the array that is sent, and the length of that array."""
+    sizes = [-(-size // ALIGNED) * ALIGNED for size in shape.sizes]
+    ends = np.cumsum(sizes).tolist()
+    return [0, *ends[:-1]], ends[-1]

@@ -1,14 +1,14 @@
 """Puts all work of a step on the device: slot operations, batch, forward pass, choice of tokens, append.
 
 Nothing of it needs the tokens of the step before on the host. A step in which all rows decode may have a
-fixed shape (`decode_step`). Owns the timer. Called by the torch engine, which reads the results.
+fixed shape (`decode_step`), and so may one with prompts (`mixed_step`). Owns the timer. Called by the torch engine, which reads the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from python_backends.engine.slots.sampler import sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
-from python_backends.engine.torch.decode_step import DecodeSteps, Step
+from python_backends.engine.torch.decode_step import Bucket, DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
+
+if TYPE_CHECKING:
+    from python_backends.engine.torch.mixed_step import MixedSteps  # brings Triton's language
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,21 @@ class StepLauncher:
         else:
             self.batcher = StepBatcher(state, cache, decoder.windows, adapters)
         self.decode_steps: DecodeSteps | None = None
+        self.mixed_steps: MixedSteps | None = None
         self.timer = StepTimer()
 
-    def fix_shapes(self, capture: Callable[[Step], Step] | None) -> None:
-        """From now on, steps in which all rows decode have a fixed shape. `capture`: see `DecodeSteps`."""
-        self.decode_steps = DecodeSteps(self._decoder, self._state, self._cache, self.batcher, capture)
+    def fix_shapes(self, capture: Callable[[Step], Step] | None, token_budget: int) -> None:
+        """From now on, steps in which all rows decode have a fixed shape, and where kernels of ours run, those
+        with prompts. `capture`: see `DecodeSteps`.
+        """
+        parts = self._decoder, self._state, self._cache
+        self.decode_steps = DecodeSteps(*parts, self.batcher, capture)
+        if self._kernels:
+            from python_backends.engine.torch.mixed_step import MixedSteps
+            from python_backends.engine.torch.paged_batch import PagedBatcher
+
+            assert isinstance(self.batcher, PagedBatcher)
+            self.mixed_steps = MixedSteps(*parts, self.batcher, capture, token_budget)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         self._state.apply(plan.operations)
@@ -76,10 +89,9 @@ class StepLauncher:
             return LaunchedStep(plan.number, nothing, tokens, None, nothing, lambda: (0.0, 0.0))
         if not self._kernels:  # which read no further than a sequence goes
             self._clear_begun(plan)
-        steps = self.decode_steps
-        if steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots):
+        if self.decode_steps is None or self._adapters.is_used(plan.slots):
             return self._flat(plan)
-        return self._decode(plan, steps)
+        return self._mixed(plan) if len(plan.tokens) else self._decode(plan, self.decode_steps)
 
     def _clear_begun(self, plan: StepPlan) -> None:
         """Of blocks that `plan` begins and does not fill: their rest is read and hidden, and what others left
@@ -111,14 +123,30 @@ class StepLauncher:
         return batch.sampling_rows[plan.num_decodes :]
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> LaunchedStep:
-        count, order = len(plan.slots), np.arange(len(plan.slots))
         bucket = steps.bucket(plan.slots)
         self.timer.begin()
         logits = steps.forward(bucket, int(plan.starts.max()) + 1)
-        choice = self._state.choice(plan.slots)
+        return self._chosen(plan, logits, bucket)
+
+    def _mixed(self, plan: StepPlan) -> LaunchedStep:
+        steps = self.mixed_steps
+        filled = steps.bucket(plan) if steps is not None else None
+        if steps is None or filled is None:
+            return self._flat(plan)
+        self.timer.begin()
+        step = self._chosen(plan, steps.forward(filled), filled.bucket)
+        if filled.states is None or not plan.samples[plan.num_decodes :].any():
+            return step
+        return replace(step, states=filled.states[plan.num_decodes : len(step.order)])
+
+    def _chosen(self, plan: StepPlan, logits: Tensor, bucket: Bucket) -> LaunchedStep:
+        """The step of fixed shape whose `logits` [rows, vocabulary] begin with those of the plan."""
+        slots = plan.slots[plan.samples]
+        count, order = len(slots), np.arange(len(slots))
+        choice = self._state.choice(slots)
         if choice is None:
             return self._choose(plan, logits[:count], bucket.slots[:count], order)
-        result = steps.choose(bucket, choice)[:, :count]
+        result = bucket.choose(self._state, choice)[:, :count]
         return LaunchedStep(plan.number, order, result, None, order[:0], self.timer.end())
 
     def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> LaunchedStep:
