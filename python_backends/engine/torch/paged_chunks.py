@@ -58,10 +58,11 @@ def chunk_warps(dtype: torch.dtype, head_dim: int) -> int:
 
 
 def tile_tokens(dtype: torch.dtype, decodes: bool) -> int:
-    """In float32 as many as a program holds in registers without spilling them."""
-    if dtype == torch.float32:
-        return TILE_TOKENS // 4 if decodes else TILE_TOKENS // 2
-    return TILE_TOKENS
+    """Of decode rows half as many: more programs run beside each other on a multiprocessor (by measurement on
+    an H100, docs/notebook/cuda.md). In float32 as many as a program holds in registers without spilling them.
+    """
+    tokens = TILE_TOKENS // 2 if decodes else TILE_TOKENS
+    return tokens // 2 if dtype == torch.float32 else tokens
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 from python_backends.engine.model.description import Heads
 from python_backends.engine.torch.attention_spans import Parts
 
-WANTED_PROGRAMS = 1024  # enough for several on each of a large device's multiprocessors
+WANTED_PROGRAMS = 512  # four on each of an H100's multiprocessors: more were slower there
 MOST_PARTS = 32  # of a row, on average
 PART_TOKENS = 64  # a part has a multiple of it: a tile of keys in bfloat16
 
