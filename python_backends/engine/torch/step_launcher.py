@@ -1,7 +1,8 @@
 """Puts all work of a step on the device: slot operations, batch, forward pass, choice of tokens, append.
 
 Nothing of it needs the tokens of the step before on the host. A step in which all rows decode may have a
-fixed shape (`decode_step`), and so may one with prompts (`mixed_step`). Owns the timer. Called by the torch engine, which reads the results.
+fixed shape (`decode_step`), and so may one with prompts (`mixed_step`). Owns the timer. Called by the torch
+engine, which reads the results.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class StepLauncher:
         self.timer = StepTimer()
 
     def fix_shapes(self, capture: Callable[[Step], Step] | None, token_budget: int) -> None:
-        """From now on, steps in which all rows decode have a fixed shape, and where kernels of ours run, those
-        with prompts. `capture`: see `DecodeSteps`.
+        """From now on, steps in which all rows decode have a fixed shape; where kernels of ours run, steps
+        with prompts, too. `capture`: see `DecodeSteps`.
         """
         parts = self._decoder, self._state, self._cache
         self.decode_steps = DecodeSteps(*parts, self.batcher, capture)
