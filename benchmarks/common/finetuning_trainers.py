@@ -128,10 +128,14 @@ class PeftTrainer:
         num_labels = packed(examples).num_labels
         for part in [examples] if self._batched else [[each] for each in examples]:
             device = self._weights[0].device
-            tokens, labels, mask = (each if each is None else each.to(device) for each in padded(part))
-            logits = self.model(input_ids=tokens, attention_mask=mask).logits
+            tokens, labels, mask = padded(part)
+            mask = None if mask is None else mask.to(device)
+            logits = self.model(input_ids=tokens.to(device), attention_mask=mask).logits
             loss = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
+                logits.flatten(0, 1).float(),
+                labels.flatten().to(device),
+                ignore_index=NO_LABEL,
+                reduction="sum",
             )
             (loss / num_labels).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._weights, CLIP)

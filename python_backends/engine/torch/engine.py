@@ -100,9 +100,7 @@ class TorchEngine:
             self.limits = model_limits(settings, facts, num_blocks)
             self._make_state(shape, stop_ids)
         if has_fixed_shapes:
-            self._launcher.fix_shapes(
-                Graphs(self.device) if captures else None, settings.engine.token_budget
-            )
+            self._launcher.fix_shapes(Graphs(self.device) if captures else None, settings.engine.token_budget)
         if memory is not None:
             self._try_largest_steps(settings.engine.token_budget)
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes

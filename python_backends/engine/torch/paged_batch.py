@@ -176,9 +176,7 @@ def packed(sections: Sections, shape: MixedShape) -> NDArray[np.int64]:
 
 
 def unpacked(sent: Tensor, shape: MixedShape) -> list[Tensor]:
-    return [
-        sent[begin : begin + size] for begin, size in zip(_begins(shape)[0], shape.sizes, strict=True)
-    ]
+    return [sent[begin : begin + size] for begin, size in zip(_begins(shape)[0], shape.sizes, strict=True)]
 
 
 def _begins(shape: MixedShape) -> tuple[list[int], int]:
