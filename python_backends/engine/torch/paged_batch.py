@@ -92,7 +92,7 @@ class PagedBatcher:
         adapters = adapter_rows(self._adapters, plan, np.arange(count))
         return self.mixed(sent, shape, adapters)
 
-    def mixed(self, sent: Tensor, shape: MixedShape, adapters: tuple[AdapterRows, ...] = ()) -> StepBatch:
+    def mixed(self, sent: Tensor, shape: MixedShape, adapters: tuple[AdaptedRows, ...] = ()) -> StepBatch:
         """The step whose `packed` sections are on the device. Tokens and positions of decode rows are on the
         device alone.
         """
