@@ -1,4 +1,4 @@
-"""Steps of fixed shape that have prompts: rows that decode, and room for chunks, padded with the dead slot.
+"""Steps of fixed shape that have prompts: rows that decode, then rows of chunks, padded with the dead slot.
 
 A step that is launched kernel by kernel takes the host 10 ms for a model of 32 layers (H100), longer than the
 device computes a few hundred tokens. Where the device takes longer than that, its queue is full before the
@@ -28,9 +28,9 @@ from python_backends.engine.torch.paged_batch import MixedShape, PagedBatcher, p
 from python_backends.nouns.step import StepPlan
 
 LEAST_TOKENS = 64  # of chunks; four sizes an octave above
-LEAST_CHUNKS = 16  # that a step has room for
+LEAST_CHUNKS = 16  # of a step, at most, however few its tokens
 CHUNK_TOKENS = 32  # of more tokens: a chunk for so many
-FEW = 8  # small steps also come with room for an eighth of the slots
+FEW = 8  # small steps also come with rows for an eighth of the slots
 SMALL = 512  # tokens of chunks; beyond them, rows of padding that would decode do not matter
 
 

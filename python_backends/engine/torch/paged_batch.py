@@ -34,7 +34,7 @@ Sections = list[NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class MixedShape:
-    """How much room a step with chunks has for each of its kinds of rows; what it does not use belongs to the
+    """How many rows of each kind a step with chunks has at most; those that it does not use belong to the
     dead slot.
     """
 
