@@ -39,7 +39,7 @@ def test_make_finds_a_module_where_it_is_called_and_says_in_one_line_what_is_wro
 ) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "-C", str(ROOT), "serve", "SET=engine.kind=broken:KIND"]
+    command = ["make", "-C", str(ROOT), "serve", "MODEL=bundled", "SET=engine.kind=broken:KIND"]
     done = subprocess.run(
         command,
         cwd=tmp_path,
