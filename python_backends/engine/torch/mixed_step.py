@@ -63,6 +63,7 @@ class MixedSteps:
         self._buckets = [self._made(*shape, state.device) for shape in shapes]
         for each in self._buckets:
             each.bucket.slots.fill_(state.dead_slot)
+        self._logits: Tensor | None = None  # [rows, vocabulary] of the last step, whatever its bucket
         if capture is not None:
             for each in tqdm(self._buckets[::-1], "capturing steps with prompts"):
                 each.bucket.capture(capture, partial(self._forward, each), state)
@@ -84,7 +85,14 @@ class MixedSteps:
     def _forward(self, each: MixedBucket) -> Tensor:
         batch = self._batcher.mixed(each.sent, each.shape)
         logits, each.states = self._decoder.forward_with_states(batch, self._cache, batch.sampling_rows)
-        return logits
+        return self._kept(logits)
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """In the memory that all buckets share: each one's own would take hundreds of megabytes."""
+        if self._logits is None:
+            most_rows = max(each.shape.num_sampled for each in self._buckets)
+            self._logits = logits.new_empty((most_rows, logits.shape[1]))
+        return self._logits[: len(logits)].copy_(logits)
 
     def _made(self, num_decodes: int, num_tokens: int, device: torch.device) -> MixedBucket:
         rows, num_chunks = num_decodes + num_tokens, max(LEAST_CHUNKS, num_tokens // CHUNK_TOKENS)
