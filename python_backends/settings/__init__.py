@@ -3,7 +3,7 @@
 Any room may read them; they do not change after the start.
 """
 
-from python_backends.settings.all_settings import ROOT, Settings
+from python_backends.settings.all_settings import AUTO, BUNDLED, BUNDLED_DIRECTORY, ROOT, Settings
 from python_backends.settings.reading import add_arguments, dump, load, of_command_line, read_settings
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
@@ -20,6 +20,9 @@ from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
 from python_backends.settings.setting import SettingsError
 
 __all__ = [
+    "AUTO",
+    "BUNDLED",
+    "BUNDLED_DIRECTORY",
     "ROOT",
     "TRAINS",
     "AdapterSettings",

@@ -20,6 +20,8 @@ from python_backends.settings.sections.streams import StreamSettings
 from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+AUTO, BUNDLED = "auto", "bundled"  # for model.directory, besides paths and names on the hub
+BUNDLED_DIRECTORY = "models/bundled"
 TITLES = {  # of sections that most servers do not need
     "tensorrt_llm": 'engine.kind = "tensorrt_llm" only: docs/tensorrt_llm.md',
 }
@@ -68,7 +70,9 @@ class Settings:
 
     @property
     def model_directory(self) -> Path:
-        return ROOT / self.model.directory
+        """The small model's, unless a path is named; `commands.model` finds what is named otherwise."""
+        directory = self.model.directory
+        return ROOT / (BUNDLED_DIRECTORY if directory in (AUTO, BUNDLED) else directory)
 
     @property
     def adapters_directory(self) -> Path | None:

@@ -59,9 +59,10 @@ def test_submit_says_at_once_where_no_server_trains(
 ) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text('{"text": "one two three"}\n')
-    directory = {"finetuning.directory": str(tmp_path / "jobs")}
-    jobs = jobs_directory(load(ROOT / "gapless.toml", directory))
-    words = ["--set", f"finetuning.directory={tmp_path / 'jobs'}", "submit", str(data), "--detach"]
+    given = {"finetuning.directory": str(tmp_path / "jobs"), "model.directory": "bundled"}
+    jobs = jobs_directory(load(ROOT / "gapless.toml", given))
+    settings = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    words = [*settings, "submit", str(data), "--detach"]
     monkeypatch.setattr(sys, "argv", ["finetuning", *words])
     if servers == "none":
         assert main() == 0
