@@ -110,7 +110,12 @@ class Server:
     def run(self, *words: object) -> str:
         """A verb of the command line; what it prints."""
         command = [sys.executable, "-m", "commands.finetune", "--set"]
-        command += [f"finetuning.directory={self._jobs}", *map(str, words)]
+        command += [
+            f"finetuning.directory={self._jobs}",
+            "--set",
+            "model.directory=bundled",
+            *map(str, words),
+        ]
         return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
             assert {(item[3], item[4]) for item in mine} == {(used.index(mine[0]), len(mine))}
         assert not parts.arrived.any()
         if lengths[0] == 40_000 and window is None:  # a long row is divided in a batch of any size
-            assert used[0][4] > 100 and used[-1][4] == 1
+            assert used[0][4] > 50 and used[-1][4] == 1
 assert gpu_kernels.tokens_drawn_otherwise(1000, "cpu") == 0
 assert gpu_kernels.slots_written_otherwise("cpu") == 0
 print("equal")

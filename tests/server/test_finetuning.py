@@ -90,7 +90,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finetune(directory: Path, *words: Any) -> subprocess.CompletedProcess[str]:
-    settings = [f"finetuning.directory={directory}", "model.dtype=float32"]
+    settings = [f"finetuning.directory={directory}", "model.directory=bundled", "model.dtype=float32"]
     command = [sys.executable, "-m", "commands.finetune"]
     for each in settings:
         command += ["--set", each]

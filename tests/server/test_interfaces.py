@@ -38,7 +38,8 @@ def events(served: Gapless, path: str, body: dict[str, Any]) -> list[Any]:
 
 def test_the_example_of_the_docs_works(bundled: Gapless) -> None:
     (code,) = re.findall(r"```python\n(from openai.*?)```", (ROOT / "docs/responses.md").read_text(), re.S)
-    code = code.replace(":9000/", f":{bundled.front_port}/")
+    code = code.replace(":9000/", f":{bundled.front_port}/").replace("SmolLM2-135M-Instruct", "bundled")
+    code = code.replace("What is the capital of France?", QUESTION)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == ANSWER
 
