@@ -13,9 +13,8 @@ from client.retries import Retries
 
 MAX_LOST = 8  # attempts, one after the other, that brought no token: the request itself may end the server
 MAX_FAILED = 3  # such attempts that failed inside, while the server was there
-NEW_S = (
-    60.0  # a request that no server has had waits for a restart (docs/operations.md), not for a first start
-)
+# a request that no server has had waits for a restart (docs/operations.md), not for a first start
+NEW_S = 60.0
 UNREACHED = re.compile("ailed to connect")  # gRPC's words
 LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)

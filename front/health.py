@@ -88,7 +88,7 @@ class Health:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _stopped(self) -> bool:
-        """Whether anything has that an answer needs. Of several instances, one has to go on."""
+        """Whether something that an answer needs has stopped. Of several instances, one has to go on."""
         now_s = time.monotonic()
         if now_s - self._answered_s > ANSWER_S + 2 * LOOK_EVERY_S:
             return True

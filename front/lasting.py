@@ -21,7 +21,8 @@ from front.record import current
 
 class LastingClient(AsyncClient):
     """An AsyncClient whose answers go on after the server has died, and in float32 are those without its
-    death if they have a seed. A whole answer, of which nothing has come before, begins anew.
+    death if they have a seed. An answer that is not streamed is computed again
+    from its first token.
     """
 
     def __init__(self, url: str, patience: Patience) -> None:

@@ -75,7 +75,7 @@ class FrontMetrics:
         self.numbers = Numbers()
 
     def gap(self, seconds: float, num_tokens: int) -> None:
-        """A piece with so many tokens came after this time: each took its share."""
+        """A piece of `num_tokens` came `seconds` after the one before: each token took an equal part."""
         self.numbers.observe("gap", seconds / num_tokens, num_tokens)
 
     def ended(self, record: Record, seconds: float) -> None:

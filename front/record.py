@@ -36,9 +36,7 @@ class Record:
         Returns when the last one with tokens came.
         """
         now_s, num_tokens = time.monotonic(), piece.num_output_tokens or 0
-        if (
-            not self.num_prompt_tokens
-        ):  # later pieces may be of another attempt, which finds more in the cache
+        if not self.num_prompt_tokens:  # a later attempt finds more in the cache
             self.num_prompt_tokens = piece.num_input_tokens or 0
             self.num_cached_tokens = piece.num_cached_tokens or 0
         self.num_output_tokens += num_tokens

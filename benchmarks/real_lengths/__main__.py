@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
 from benchmarks.real_lengths import baselines, texts
-from benchmarks.real_lengths.regression import NEIGHBOURS
 from benchmarks.real_lengths.scores import SPLITS, Answers, ByRidge, Predictor, crossed, score
 from benchmarks.real_lengths.states import CHUNKS, States, states_of
 from benchmarks.real_prompts.prompts import FOLDER, digest, read_prompts
 from benchmarks.results_file import table, write_result
+from python_backends.prediction.state_model import NEIGHBOURS
 from python_backends.settings import ROOT
 
 STRENGTH = 1000.0

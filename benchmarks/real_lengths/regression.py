@@ -1,6 +1,4 @@
-"""The served ridge regression of log length with a strength of one's own, and distributions of lengths around
-it.
-"""
+"""What a ridge regression of log length says, and distributions of lengths around it."""
 
 from __future__ import annotations
 
@@ -8,31 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from python_backends.nouns.request import Floats
-from python_backends.prediction.lengths import distribution, order
-from python_backends.prediction.ridge import ROUNDS, Decomposed, Ridge, expected
-
-Doubles = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-
-NEIGHBOURS = 100
-EPSILON = 1e-9
+from python_backends.prediction.lengths import EPSILON, Doubles, Flags, distribution, order
+from python_backends.prediction.ridge import Ridge
+from python_backends.prediction.state_model import NEIGHBOURS
 
 
 def says(ridge: Ridge, features: Floats) -> Doubles:
     """[rows] log lengths."""
     logs: Doubles = features @ ridge.weights + ridge.offset
     return logs
-
-
-def fit_censored(decomposed: Decomposed, logs: Doubles, ended: Flags, strength: float) -> Ridge:
-    """`logs` [rows] of lengths; where not `ended`, of the least that the length can be."""
-    ridge = decomposed.fit(logs, strength)
-    for _ in range(0 if ended.all() else ROUNDS):
-        ridge = decomposed.fit(expected(logs, ended, ridge.left_out), strength)
-    return ridge
 
 
 @dataclass(frozen=True, slots=True, eq=False)

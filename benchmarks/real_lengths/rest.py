@@ -17,23 +17,17 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.real_lengths.regression import (
-    Doubles,
-    Flags,
-    Spread,
-    fit_censored,
-    parts,
-    quantile,
-    says,
-)
-from benchmarks.real_lengths.scores import SPLITS, rank_correlation
+from benchmarks.real_lengths.regression import Spread, parts, quantile, says
+from benchmarks.real_lengths.scores import SPLITS
 from benchmarks.real_lengths.states import States, encoded, states_of
 from benchmarks.real_lengths.written import Written, answers_of, states_while_written
 from benchmarks.real_prompts.prompts import Prompt, folds, read_prompts
 from benchmarks.results_file import table, write_result
+from commands.logged_answers import rank_correlation
 from python_backends.checkpoint.facts import read_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.nouns.request import Floats
+from python_backends.prediction.lengths import Doubles, Flags
 from python_backends.prediction.ridge import Decomposed
 from python_backends.settings import ROOT
 
@@ -101,9 +95,8 @@ class Rest:
     def _predict(self, seen: Flags, asked: Flags, on_base: bool, features: Floats | None) -> Doubles:
         """[asked rows] the median of what is still to come."""
         written, most = self.written, np.log(MOST)
-        ridge = fit_censored(
-            Decomposed.of(self.ends[seen]), np.log(self.lengths[seen]), self.ended[seen], STRENGTH
-        )
+        ends, logs = Decomposed.of(self.ends[seen]), np.log(self.lengths[seen])
+        ridge = ends.fit_cut(logs, self.ended[seen], STRENGTH)
         said = np.minimum(says(ridge, self.ends), most)
         said[seen] = np.minimum(ridge.left_out, most)
         known = Spread.of(said[seen], self.lengths[seen], self.ended[seen])
@@ -116,7 +109,7 @@ class Rest:
         start = np.log(base) if on_base else np.zeros(len(base))
         x = np.hstack([np.log(written.made)[:, None], np.log(base)[:, None] * on_base, features])
         target, ended = np.log(rest.clip(1)) - start, self.ended[written.prompt]
-        later = fit_censored(Decomposed.of(x[learned]), target[learned], ended[learned], STRENGTH)
+        later = Decomposed.of(x[learned]).fit_cut(target[learned], ended[learned], STRENGTH)
         limit = np.log(MOST)
         around = Spread.of(
             np.minimum(start[learned] + later.left_out, limit), rest[learned].clip(1), ended[learned]

@@ -10,21 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.real_lengths.regression import (
-    NEIGHBOURS,
-    Doubles,
-    Flags,
-    Spread,
-    fit_censored,
-    parts,
-    quantile,
-    says,
-    weighed,
-)
+from benchmarks.real_lengths.regression import Spread, parts, quantile, says, weighed
 from benchmarks.real_prompts.prompts import Prompt, digest, folds
+from commands.logged_answers import rank_correlation
 from python_backends.nouns.request import Floats
-from python_backends.prediction.lengths import LEVELS
+from python_backends.prediction.lengths import LEVELS, Doubles, Flags
 from python_backends.prediction.ridge import Decomposed
+from python_backends.prediction.state_model import NEIGHBOURS
 
 SPLITS = {"new topics": "topic", "new kinds": "kind"}
 MEDIAN, NINETY = (LEVELS.tolist().index(level) for level in (0.5, 0.9))
@@ -97,21 +89,6 @@ def score(said: Said, answers: Answers) -> Score:
     )
 
 
-def rank_correlation(a: Doubles, b: Doubles) -> float:
-    """Spearman's; nan if one of them is constant."""
-    ranks = [_ranks(each) for each in (a, b)]
-    if any(each.std() == 0 for each in ranks):
-        return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: Doubles) -> Doubles:
-    """Equal ones share the mean of their places."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Doubles = (counts.cumsum() - (counts - 1) / 2)[places]
-    return ranks
-
-
 # what is learned from the prompts of the first flags is said of those of the second
 Predictor = Callable[[Flags, Flags], Said]
 
@@ -145,7 +122,7 @@ class ByRidge:
 
         def predict(seen: Flags, asked: Flags) -> Said:
             lengths, ended = self._answers.lengths[seen, 0], self._answers.ended[seen, 0] | plain
-            ridge = fit_censored(self._solve(seen), np.log(lengths), ended, strength)
+            ridge = self._solve(seen).fit_cut(np.log(lengths), ended, strength)
             said, most = says(ridge, self._features[asked]), np.log(self._answers.most)
             known = Spread.of(np.minimum(ridge.left_out, most), lengths, ended, neighbours, shifted)
             return spread(np.minimum(said, most), known)

@@ -66,19 +66,24 @@ class Decomposed:
         left_out = targets - (targets - fitted) / (1 - leverage)
         return Ridge(weights, middle - float(weights @ self.mean), left_out)
 
+    def fit_cut(self, logs: Doubles, ended: Flags, strength: float) -> Ridge:
+        """The same where `logs` [rows] that have not `ended` are the least that they can be."""
+        ridge = self.fit(logs, strength)
+        for _ in range(0 if ended.all() else ROUNDS):
+            ridge = self.fit(expected(logs, ended, ridge.left_out), strength)
+        return ridge
+
 
 def fit(features: Floats, logs: Doubles, ended: Flags) -> Ridge:
     """Of `features` [rows, features] and `logs` [rows] of lengths; where not `ended`, of the least that the
     length can be.
     """
     decomposed = Decomposed.of(features)
-    plain = [decomposed.fit(logs, strength) for strength in STRENGTHS]
-    errors = [float(np.square(each.left_out - logs).mean()) for each in plain]
+    errors = [
+        float(np.square(decomposed.fit(logs, strength).left_out - logs).mean()) for strength in STRENGTHS
+    ]
     best = max(place for place, error in enumerate(errors) if error <= ALLOWED_ERROR * min(errors))
-    ridge = plain[best]
-    for _ in range(0 if ended.all() else ROUNDS):
-        ridge = decomposed.fit(expected(logs, ended, ridge.left_out), STRENGTHS[best])
-    return ridge
+    return decomposed.fit_cut(logs, ended, STRENGTHS[best])
 
 
 def expected(logs: Doubles, ended: Flags, predicted: Doubles) -> Doubles:

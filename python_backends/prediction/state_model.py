@@ -54,7 +54,8 @@ class StateModel:
         """The lengths of the answers next to `middle`, in proportion to it, and whether they ended."""
         count = min(NEIGHBOURS, len(self.logs))
         begin = int(np.searchsorted(self.logs, middle)) - count // 2
-        near = slice(begin := max(0, min(begin, len(self.logs) - count)), begin + count)
+        begin = max(0, min(begin, len(self.logs) - count))
+        near = slice(begin, begin + count)
         return self.lengths[near] * np.exp(middle - self.logs[near]), self.ended[near]
 
     def save(self, path: Path) -> None:

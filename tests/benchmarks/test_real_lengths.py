@@ -12,13 +12,14 @@ from benchmarks.policies import boosted
 from benchmarks.real_lengths.__main__ import SPLITS, Study, write_predictions
 from benchmarks.real_lengths.regression import Spread
 from benchmarks.real_lengths.rest import Rest
-from benchmarks.real_lengths.scores import Answers, ByRidge, crossed, rank_correlation, score
+from benchmarks.real_lengths.scores import Answers, ByRidge, crossed, score
 from benchmarks.real_lengths.states import CHUNKS, States
 from benchmarks.real_lengths.written import Written
 from benchmarks.real_prompts.prompts import digest, read_prompts
 from benchmarks.scheduling.real_pool import read_real_pool
 from benchmarks.scheduling.requests import Source
 from benchmarks.scheduling.runs import Machine, Work, simulate
+from commands.logged_answers import rank_correlation
 from python_backends.nouns.request import ModelLimits
 from python_backends.scheduling.lengths.predicted_order import Waits
 from python_backends.settings import SchedulingSettings

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -24,7 +23,7 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decode_step import Bucket, Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.paged_batch import MixedShape, PagedBatcher, packed, unpacked
+from python_backends.engine.torch.paged_batch import MixedShape, PagedBatcher, packed, packed_size, unpacked
 from python_backends.nouns.step import StepPlan
 
 LEAST_TOKENS = 64  # of chunks; four sizes an octave above
@@ -60,9 +59,7 @@ class MixedSteps:
         slots, sizes = state.dead_slot, chunk_sizes(token_budget)
         few, small = -(-slots // FEW), [size for size in sizes if size <= SMALL]
         shapes = [*((few, size) for size in small if few < slots), *((slots, size) for size in sizes)]
-        self._buckets = [self._made(*shape, state.device) for shape in shapes]
-        for each in self._buckets:
-            each.bucket.slots.fill_(state.dead_slot)
+        self._buckets = [self._made(*shape, state) for shape in shapes]
         self._logits: Tensor | None = None  # [rows, vocabulary] of the last step, whatever its bucket
         if capture is not None:
             for each in tqdm(self._buckets[::-1], "capturing steps with prompts"):
@@ -94,13 +91,14 @@ class MixedSteps:
             self._logits = logits.new_empty((most_rows, logits.shape[1]))
         return self._logits[: len(logits)].copy_(logits)
 
-    def _made(self, num_decodes: int, num_tokens: int, device: torch.device) -> MixedBucket:
+    def _made(self, num_decodes: int, num_tokens: int, state: SlotState) -> MixedBucket:
         rows, num_chunks = num_decodes + num_tokens, max(LEAST_CHUNKS, num_tokens // CHUNK_TOKENS)
         tiles = self._batcher.most_tiles(num_tokens, num_chunks)
         shape = MixedShape(num_decodes, rows, rows, num_decodes + num_chunks, tiles)
-        empty = packed([np.zeros(size, np.int64) for size in shape.sizes], shape)
-        sent = torch.zeros(len(empty), dtype=torch.int64, device=device)
-        return MixedBucket(shape, num_tokens, num_chunks, sent, Bucket(unpacked(sent, shape)[4]))
+        sent = torch.zeros(packed_size(shape), dtype=torch.int64, device=state.device)
+        _, _, _, _, sampling_slots, _ = unpacked(sent, shape)
+        sampling_slots.fill_(state.dead_slot)
+        return MixedBucket(shape, num_tokens, num_chunks, sent, Bucket(sampling_slots))
 
 
 def chunk_sizes(token_budget: int) -> list[int]:

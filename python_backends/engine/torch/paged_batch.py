@@ -9,6 +9,7 @@ shape (`mixed_step`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,19 +169,25 @@ class PagedBatcher:
 
 def packed(sections: Sections, shape: MixedShape) -> NDArray[np.int64]:
     """All `sections` in one array, for one copy."""
-    begins, total = _begins(shape)
-    values = np.zeros(total, np.int64)
-    for begin, section in zip(begins, sections, strict=True):
+    values = np.zeros(packed_size(shape), np.int64)
+    for begin, section in zip(_begins(shape), sections, strict=True):
         values[begin : begin + len(section)] = section
     return values
 
 
 def unpacked(sent: Tensor, shape: MixedShape) -> list[Tensor]:
-    return [sent[begin : begin + size] for begin, size in zip(_begins(shape)[0], shape.sizes, strict=True)]
+    return [sent[begin : begin + size] for begin, size in zip(_begins(shape), shape.sizes, strict=True)]
 
 
-def _begins(shape: MixedShape) -> tuple[list[int], int]:
-    """Of each section in the array that is sent, and the length of that array."""
-    sizes = [-(-size // ALIGNED) * ALIGNED for size in shape.sizes]
-    ends = np.cumsum(sizes).tolist()
-    return [0, *ends[:-1]], ends[-1]
+def packed_size(shape: MixedShape) -> int:
+    return sum(_aligned(shape))
+
+
+def _begins(shape: MixedShape) -> list[int]:
+    """Where each section begins in the array that is sent."""
+    return [0, *accumulate(_aligned(shape)[:-1])]
+
+
+def _aligned(shape: MixedShape) -> list[int]:
+    """How many numbers of it each section takes."""
+    return [-(-size // ALIGNED) * ALIGNED for size in shape.sizes]
