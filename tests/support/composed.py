@@ -33,8 +33,8 @@ MARKS = {  # what stands in the command line of each process
     "scheduler": "/scheduler/",
     "detokenizer": "/detokenizer/",
 }
-PROCESS_LIST = (
-    'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0" " " <$p/cmdline)"; done 2>/dev/null; true'
+PROCESS_LIST = (  # a line each, also where a command has lines of its own
+    'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0\\n" "  " <$p/cmdline)"; done 2>/dev/null; true'
 )
 
 
