@@ -54,6 +54,11 @@ class Parameters(TypedDict, total=False):
     repetition_penalty: Annotated[float, As("FP32", "above 1: earlier tokens get less probable")]
     presence_penalty: Annotated[float, As("FP32", "subtracted from the logits of the answer's tokens")]
     frequency_penalty: Annotated[float, As("FP32", "the same, once for each time")]
+    guided_decoding_guide_type: Annotated[
+        str,
+        As("BYTES", "what the answer follows: json, json_schema, regex, grammar or structural_tag"),
+    ]
+    guided_decoding_guide: Annotated[str, As("BYTES", "the schema, expression, grammar or structural tag")]
     beam_width: Annotated[int, As("INT32", "must be 1: there is no beam search")]
     exclude_input_in_output: Annotated[bool, As("BOOL", "false: the input goes before the answer")]
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]

@@ -89,6 +89,7 @@ class Sampling(Noun, frozen=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     log_probs: bool = False  # report the log-probability of each token
     num_top_log_probs: int = 0  # and of this number of the most probable tokens in its place
+    grammar: str = ""  # as `guides` compiles it: the output is a text of it, whole where a stop id ends it
 
     @property
     def draws(self) -> bool:
@@ -258,6 +259,9 @@ class Idle(Noun, frozen=True):
 
     at_ns: int  # of the host's monotonic clock
     began_ns: int = 0  # same clock: when this detokenizer was started
+
+
+NO_GUIDES = ("guided_decoding_guide_type",)  # `unsupported` of an engine whose answers follow no guides
 
 
 class ModelLimits(Noun, frozen=True):

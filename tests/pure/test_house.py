@@ -45,6 +45,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "zmq": {"wires", "moving"},
     "msgspec": {"nouns"},
     "tokenizers": {"text", "checkpoint"},
+    "llguidance": {"guides"},
     "gguf": {"checkpoint"},
     "jinja2": {"text"},
     "triton_python_backend_utils": {"triton_models"},

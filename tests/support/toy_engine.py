@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from python_backends.engine.kinds import EngineKind
 from python_backends.engine.kv.block_bytes import rows_of
-from python_backends.nouns.request import Finish, Ids, LogProbs, ModelLimits, Sampling
+from python_backends.nouns.request import NO_GUIDES, Finish, Ids, LogProbs, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, StepOutput, StepPlan
 from python_backends.settings import Settings
 
@@ -93,6 +93,7 @@ class ToyEngine:
             num_blocks=num_blocks,
             block_tokens=engine.block_tokens,
             fingerprint="toy",
+            unsupported=NO_GUIDES,
             state_layer=int(settings.exports_states),
         )
         options = dict(option.split("=") for option in engine.options.split())

@@ -11,7 +11,7 @@ from python_backends.checkpoint.facts import Facts, read_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.engine.adapter_directory import CONFIG
-from python_backends.nouns.request import AdapterVersion, ModelLimits
+from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -46,6 +46,7 @@ def _limits(settings: Settings, source: Source, facts: Facts) -> ModelLimits:
             source, "tensorrt_llm", settings.model.dtype, settings.tensorrt_llm.arguments
         ),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
+        unsupported=NO_GUIDES,
         adapters=tuple(AdapterVersion(name) for name in adapter_paths(settings)),
     )
 

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from python_backends.checkpoint.source import CheckpointError
+from python_backends.guides.guides import Guides
 from python_backends.nouns.request import (
     AdapterVersion,
     Ids,
@@ -40,10 +42,12 @@ from python_backends.text.door.fields import (
     refuse_what_the_engine_lacks,
     stop_ids,
 )
+from python_backends.text.door.guide_fields import read_grammar
 from python_backends.text.door.prompt_fields import bounds
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
+from python_backends.text.vocabulary import vocabulary_of
 
 UNTIL_THE_CONTEXT_ENDS = -1  # max_tokens
 ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # an engine that supports every field and has no adapters
@@ -73,6 +77,7 @@ class Door:
     eos_ids: tuple[int, ...]
     engine: ModelLimits
     num_rows: int  # of the embedding
+    guides: Guides
     texts_are_rendered: bool = False  # what text_input is where a request doesn't say it
     names_subjects: bool = False  # requests need a subject, from which the length is predicted
 
@@ -199,6 +204,7 @@ class Door:
             max_tokens=max_tokens,
             seed=secrets.randbits(63) if seed is None else seed,
             stop_ids=tuple(sorted({*self.eos_ids, *stop_ids(values)})),
+            grammar=read_grammar(values, self.guides),
             bad_words=self._bad_words(values["bad_words"]),
             **{field.sampling: values[name] for name, field in FIELDS.items() if field.sampling},
         )
@@ -300,6 +306,7 @@ def open_door(
             eos_ids=checkpoint.eos_ids,
             engine=engine,
             num_rows=num_rows,
+            guides=Guides(partial(vocabulary_of, checkpoint, num_rows)),
             texts_are_rendered=texts_are_rendered,
             names_subjects=names_subjects,
         )

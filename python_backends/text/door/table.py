@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from python_backends.guides.guides import MAX_GUIDE_BYTES
+
 MAX_INT = (1 << 31) - 1
 # limits that come from the model or the settings
 VOCABULARY, LAST_TOKEN, TOP_LOG_PROBS = "vocabulary", "last token id", "most log-probabilities"
@@ -47,8 +49,6 @@ TENSORRT_LLM_INPUTS: dict[str, Field] = {
     "prompt_vocab_size": Field("INT32", "there are no tables of prompt embeddings", only=0),
     "embedding_bias_words": Field("STRING", "there are no biases of words", is_list=True, only=""),
     "embedding_bias_weights": Field("FP32", "there are no biases of words", is_list=True, only=0.0),
-    "guided_decoding_guide_type": Field("STRING", "answers don't follow a grammar", only=""),
-    "guided_decoding_guide": Field("STRING", "answers don't follow a grammar", only=""),
 }
 FIELDS: dict[str, Field] = {
     # the prompt
@@ -105,6 +105,11 @@ FIELDS: dict[str, Field] = {
     ),
     "frequency_penalty": Field(
         "FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"
+    ),
+    # what the answer must look like
+    "guided_decoding_guide_type": Field("STRING", "what kind of guide the answer follows", "", most=64),
+    "guided_decoding_guide": Field(
+        "STRING", "the guide: a schema, a regular expression, a grammar …", "", most=MAX_GUIDE_BYTES
     ),
     # what the answer contains
     "beam_width": Field("INT32", "there is no beam search", only=1),

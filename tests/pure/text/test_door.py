@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from python_backends.checkpoint.source import CheckpointError
-from python_backends.nouns.request import AdapterVersion, ModelLimits, RefusedError, Request
+from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits, RefusedError, Request
 from python_backends.settings import LimitSettings
 from python_backends.text.door import fields as fields_of_requests
 from python_backends.text.door.door import ANY_ENGINE, open_door
@@ -381,11 +381,6 @@ REFUSALS: list[tuple[str, Any, str]] = [
         ["yes", ""],
         "embedding_bias_words = 'yes': there are no biases of words; must be '' or absent",
     ),
-    (
-        "guided_decoding_guide_type",
-        "json",
-        "guided_decoding_guide_type = 'json': answers don't follow a grammar; must be '' or absent",
-    ),
     *[
         ("timeout", value, f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000")
         for value in (False, True, "", "5", 0.0, 1.5, -5, 10**15 + 1)
@@ -731,3 +726,66 @@ def test_an_adapter_without_a_version_is_the_newest_of_its_name(
     answer = open_door(byte_level(), LIMITS, engine=ENGINE).answer({"text_input": "hello", **fields})
     assert isinstance(answer, Request)
     assert answer.adapter.full_name == full_name
+
+
+GUIDED = {"text_input": "hello", "guided_decoding_guide_type": "json_schema"}
+
+
+def test_a_guide_becomes_a_grammar_of_the_sampling() -> None:
+    answer = DOOR.answer({**GUIDED, "guided_decoding_guide": '{"type": "integer"}'})
+    assert isinstance(answer, Request)
+    assert '"type":"integer"' in answer.sampling.grammar
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), "")]
+)
+def test_without_a_guide_there_is_no_grammar(fields: dict[str, Any]) -> None:
+    answer = DOOR.answer({"text_input": "hello", **fields})
+    assert isinstance(answer, Request)
+    assert answer.sampling.grammar == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"guided_decoding_guide_type": "yaml"},
+            "guided_decoding_guide_type = 'yaml': must be one of json, json_schema, regex, grammar,"
+            " ebnf_grammar, structural_tag",
+        ),
+        (
+            {"guided_decoding_guide_type": "", "guided_decoding_guide": "{}"},
+            "guided_decoding_guide_type = '': must be one of json, json_schema, regex, grammar,"
+            " ebnf_grammar, structural_tag",
+        ),
+        (
+            {"guided_decoding_guide": '{"type": "wrong"}'},
+            "guided_decoding_guide (json_schema): Invalid type: wrong",
+        ),
+        (
+            {"guided_decoding_guide": " " * (1 << 20)},
+            "guided_decoding_guide = 1048576 bytes: must be at most 131072",
+        ),
+        (
+            {"guided_decoding_guide": "{}", "min_tokens": 3},
+            "min_tokens = 3: must be absent where there is a guide",
+        ),
+        (
+            {"guided_decoding_guide": "{}", "bad_words": ["a"]},
+            "bad_words = ('a',): must be absent where there is a guide",
+        ),
+    ],
+)
+def test_a_guide_that_can_not_be_followed_is_refused_at_the_door(
+    fields: dict[str, Any], message: str
+) -> None:
+    assert str(DOOR.answer({**GUIDED, **fields})) == message
+
+
+def test_an_engine_that_follows_no_guides_refuses_them_by_name() -> None:
+    limits = ModelLimits(128, 448, 4, 16, 16, unsupported=NO_GUIDES)
+    answer = open_door(byte_level(), LIMITS, engine=limits).answer(GUIDED)
+    assert str(answer) == (
+        "guided_decoding_guide_type = 'json_schema': the engine of this server can't follow it; leave it out"
+    )

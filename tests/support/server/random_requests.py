@@ -74,6 +74,8 @@ FIELDS = {  # name: datatype of its tensor
     "repetition_penalty": "FP32",
     "presence_penalty": "FP32",
     "frequency_penalty": "FP32",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
     "beam_width": "INT32",
     "exclude_input_in_output": "BOOL",
     "return_log_probs": "BOOL",
@@ -102,8 +104,6 @@ FIELDS = {  # name: datatype of its tensor
     "prompt_vocab_size": "INT32",
     "embedding_bias_words": "BYTES",
     "embedding_bias_weights": "FP32",
-    "guided_decoding_guide_type": "BYTES",
-    "guided_decoding_guide": "BYTES",
 }
 DATATYPES = (
     "BOOL",

@@ -1,0 +1,136 @@
+"""Compiles grammars, and keeps the latest of them.
+
+The door compiles to check, an instance to follow. Threads with a large stack compile: llguidance calls
+itself once for each grammar within another one, and a chain of a thousand is no error. Everything is bounded:
+the size of a guide, what compiling and one mask may cost, how long the caller waits, how many compiled
+grammars are kept. A thread that compiles for longer goes on, and the other one compiles what comes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from python_backends.guides.errors import GuideError
+from python_backends.guides.matcher import Matcher
+from python_backends.guides.vocabulary import Vocabulary
+
+# read when the first error comes: with it, each of a thousand grammars within another adds one to a message
+os.environ["RUST_LIB_BACKTRACE"] = "0"
+
+MAX_GUIDE_BYTES = 128 * 1024  # compiled in 0.1 s, if it is 500 schemas of tools
+COMPILE_S = 1.0  # a hundred times as long as common ones take
+NUM_THREADS = 2
+# of a remainder there are so many states
+MOST_MULTIPLE = 10_000
+MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]*)')
+ESCAPED = re.compile(r"\\+u00([2-7][\da-fA-F])")
+MOST_KEPT = 32  # compiled grammars
+STACK_BYTES = 512 * 1024 * 1024  # addresses, not memory: 4 kB for each byte of the longest guide
+# many times what common schemas and regular expressions cost
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=50_000,
+    max_grammar_size=150_000,
+    max_lexer_states=16_384,
+    verbose_errors=False,
+)
+
+
+class Guides:
+    """May be called by several threads."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`vocabulary` is asked for once, when the first grammar comes."""
+        self._vocabulary = vocabulary
+        self._tokens: LLTokenizer | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # the longest unused first
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, grammar: str) -> Future[LLMatcher]:
+        """Has `grammar` compiled, unless it is. The result is not to be changed; it is GuideError if the
+        grammar can't be followed.
+        """
+        tokens = self._known_tokens()
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+                done: Future[LLMatcher] = Future()
+                done.set_result(self._kept[grammar])
+                return done
+            if self._threads is None:
+                self._threads = _with_large_stacks()
+            return self._threads.submit(partial(self._compiled, grammar, tokens))
+
+    def check(self, grammar: str) -> None:
+        """Raises GuideError if no answer can follow `grammar`, or following it would cost too much."""
+        self._compiled_soon(grammar)
+
+    def matcher(self, grammar: str, tokens: Sequence[int], stop_ids: Sequence[int]) -> Matcher:
+        """For an answer that has begun with `tokens`. Raises GuideError."""
+        matcher = Matcher(self._compiled_soon(grammar).deep_copy(), stop_ids)
+        if not matcher.take(tokens):
+            raise GuideError("the tokens that were delivered before do not follow the guide")
+        return matcher
+
+    def _compiled_soon(self, grammar: str) -> LLMatcher:
+        try:
+            return self.begin(grammar).result(COMPILE_S)
+        except TimeoutError:
+            raise GuideError(f"could not be compiled within {COMPILE_S:g} s") from None
+
+    def _known_tokens(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = self._vocabulary().compiled()
+            return self._tokens
+
+    def _compiled(self, grammar: str, tokens: LLTokenizer) -> LLMatcher:
+        _refuse_large_multiples(grammar)
+        matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # often the most expensive one
+        if matcher.is_error():
+            raise GuideError(_plain(matcher.get_error()))
+        with self._lock:
+            self._kept[grammar] = matcher
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
+
+def _with_large_stacks() -> ThreadPoolExecutor:
+    """Threads that have started."""
+    pool, started = ThreadPoolExecutor(NUM_THREADS, "guides"), threading.Barrier(NUM_THREADS + 1)
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        for _ in range(NUM_THREADS):
+            pool.submit(started.wait)
+    finally:
+        threading.stack_size(before)
+    started.wait()
+    return pool
+
+
+def _refuse_large_multiples(grammar: str) -> None:
+    """Raises GuideError. Compiling them takes minutes, and all memory."""
+    plain = ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar)
+    for number in MULTIPLE.findall(plain):
+        digits = number.lower().partition("e")[0].replace(".", "").lstrip("+-0").rstrip("0")
+        if digits and int(digits[:10]) > MOST_MULTIPLE:
+            raise GuideError(f"multipleOf = {number}: must have digits below {MOST_MULTIPLE:,}")
+
+
+def _plain(error: str) -> str:
+    """llguidance's message without what it adds for its own developers."""
+    if "NoExtension" in error:
+        return "no text can follow it"
+    return error.replace("<non-verbose/>", "")
