@@ -59,6 +59,8 @@ class Parameters(TypedDict, total=False):
         As("BYTES", "what the answer follows: json, json_schema, regex, grammar or structural_tag"),
     ]
     guided_decoding_guide: Annotated[str, As("BYTES", "the schema, expression, grammar or structural tag")]
+    logit_bias_ids: Annotated[Sequence[int], As("INT32", "token ids to whose logits something is added")]
+    logit_bias_values: Annotated[Sequence[float], As("FP32", "what is added to each of them")]
     beam_width: Annotated[int, As("INT32", "must be 1: there is no beam search")]
     exclude_input_in_output: Annotated[bool, As("BOOL", "false: the input goes before the answer")]
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]

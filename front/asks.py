@@ -56,6 +56,7 @@ class Ask(Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     priority: int | None = None
 
     @property

@@ -38,7 +38,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    "logit_bias": ({},),
     "best_of": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),

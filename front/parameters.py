@@ -16,6 +16,9 @@ SAME = (
 )
 UNTIL_THE_CONTEXT_ENDS = -1
 SEEDS = 1 << 64
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_DIGITS = 9  # of a token id
 
 
 def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parameters]:
@@ -33,6 +36,8 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parame
         made["lora_name"] = adapter
     if ask.stop:
         made["stop_words"] = [ask.stop] if isinstance(ask.stop, str) else ask.stop
+    if ask.logit_bias:
+        made["logit_bias_ids"], made["logit_bias_values"] = _biases(ask.logit_bias)
     if ask.priority:
         made["request_priority"] = -ask.priority  # theirs: smaller goes first
     if ask.ignore_eos:
@@ -47,6 +52,18 @@ def _at_least_one(max_tokens: int) -> int:
     if max_tokens < 1:
         raise refused("max_tokens", f" = {max_tokens}: must be at least 1")
     return max_tokens
+
+
+def _biases(given: dict[str, float]) -> tuple[list[int], list[float]]:
+    """Token ids, and what is added to their logits. Raises ProblemError."""
+    if len(given) > MAX_BIASES:
+        raise refused("logit_bias", f" = {len(given)} tokens: must be at most {MAX_BIASES}")
+    for token, value in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS):
+            raise refused("logit_bias", f": {token[:40]!r} is no token id")
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise refused("logit_bias", f"[{token}] = {value:g}: must be between -100 and 100")
+    return [int(token) for token in given], list(given.values())
 
 
 def _whole_length(ask: Ask, max_tokens: int | None) -> int:

@@ -27,6 +27,7 @@ DRAWN = Sampling(
     bad_words=((0, 1),),
     log_probs=True,
     num_top_log_probs=1,
+    logit_bias=((0, 1.0),),
 )
 
 

@@ -90,6 +90,7 @@ class Sampling(Noun, frozen=True):
     log_probs: bool = False  # report the log-probability of each token
     num_top_log_probs: int = 0  # and of this number of the most probable tokens in its place
     grammar: str = ""  # as `guides` compiles it: the output is a text of it, whole where a stop id ends it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
 
     @property
     def draws(self) -> bool:
@@ -180,7 +181,7 @@ class LengthPrediction(Noun, frozen=True, eq=False):
 
 class LogProbs(Noun, frozen=True, eq=False):
     """Natural logarithms of the probabilities that the model itself
-    gave: before penalties, bans and temperature.
+    gave: before biases, penalties, bans and temperature.
     """
 
     chosen: Floats  # [tokens]

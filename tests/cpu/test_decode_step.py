@@ -34,6 +34,7 @@ def test_rows_that_ask_for_more_than_the_best_token_are_chosen_behind_the_step(o
         "temperature": 0.8,
         "repetition_penalty": 1.3,
         "bad_words": ((3, 4),),
+        "logit_bias": ((5, -1.5), (6, 2.0)),
         "log_probs": True,
         "num_top_log_probs": 2,
     }

@@ -176,7 +176,7 @@ def undisturbed(engines: Engines, kind: str, request: Request) -> Instance:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-@pytest.mark.parametrize("what", ["greedy", "drawn", "penalized", "banned", "not before"])
+@pytest.mark.parametrize("what", ["greedy", "drawn", "penalized", "banned", "biased", "not before"])
 def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
     engines: Engines, kind: str, what: str
 ) -> None:
@@ -187,6 +187,7 @@ def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
         "drawn": {"temperature": 0.9, "top_p": 0.95, "seed": 2**40 + 3, "log_probs": True},
         "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4},
         "banned": {"bad_words": (tuple(free[at - 1 : at + 1]),)},  # it would be completed after the move
+        "biased": {"logit_bias": tuple((token, -100.0) for token in set(free[at - 3 : at + 3]))},
         "not before": {"min_tokens": at + 10, "stop_ids": tuple(free[at + 2 : at + 12])},
     }[what]
     request = ask(**sampling)

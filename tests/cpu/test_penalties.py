@@ -1,4 +1,4 @@
-"""Penalties, bad words and min_p are those of transformers' processors, or of
+"""Penalties, bad words, biases and min_p are those of transformers' processors, or of
 a plain reference; nobody pays who didn't ask.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as reference
 
+from python_backends.engine.slots.biases import biased
 from python_backends.engine.slots.penalties import Penalties, penalized
 from python_backends.engine.slots.sampler import Restrictions, restricted, sample
 from python_backends.engine.slots.slot_state import SlotState
@@ -212,6 +213,51 @@ def test_stop_ids_before_min_tokens_and_bad_words_are_banned_together() -> None:
         state.append(torch.tensor([0]), token)
 
 
+BIASES = ((3, 2.5), (7, -100.0), (49, 0.25))
+
+
+def test_biases_are_those_of_a_plain_reference_and_come_before_penalties() -> None:
+    """Beside a row without any, one with fewer, and for a new tenant of a slot."""
+    prompt = _random_tokens(1, 8)
+    state = SlotState(LIMITS, CPU)
+    asked: dict[int, dict[str, Any]] = {
+        0: {"logit_bias": BIASES, "repetition_penalty": 1.5},
+        1: {},
+        2: {"logit_bias": BIASES[:1]},
+    }
+    state.apply([_admit(slot, prompt, prompt[:0], **each) for slot, each in asked.items()])
+    order = [2, 0, 1]
+    rows = state.sampling_rows(torch.tensor(order), _plan(order, [len(prompt)] * 3))
+    assert rows.biases is not None
+    assert rows.penalties is not None
+    out = penalized(biased(_logits(3), rows.biases), rows.penalties)
+    for row, slot in enumerate(order):
+        expected = _logits(3)[row]
+        for token, value in asked[slot].get("logit_bias", ()):
+            expected[token] += value
+        sampling = Sampling(1, repetition_penalty=asked[slot].get("repetition_penalty", 1.0))
+        torch.testing.assert_close(out[row], _plain(expected, prompt, prompt[:0], sampling))
+    state.apply([Release(0, 1), _admit(0, prompt, prompt[:0])])
+    assert state.sampling_rows(torch.tensor([0]), _plan([0], [len(prompt)])).biases is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_decides_for_greedy_rows_and_for_those_that_draw(temperature: float) -> None:
+    state = SlotState(LIMITS, CPU)
+    prompt = _random_tokens(1, 5)
+    state.apply([_admit(0, prompt, prompt[:0], temperature=temperature, logit_bias=((41, 100.0),))])
+    assert sample(_logits(1), state.sampling_rows(torch.tensor([0]), _plan([0], [5]))).tolist() == [41]
+    assert state.choice(np.array([0])) is None
+
+
+def test_a_bias_of_a_token_that_the_model_does_not_have_harms_nobody() -> None:
+    state = SlotState(LIMITS, CPU)
+    prompt = _random_tokens(1, 5)
+    state.apply([_admit(0, prompt, prompt[:0], logit_bias=((VOCABULARY, 100.0), (4, 9.0)))])
+    rows = state.sampling_rows(torch.tensor([0]), _plan([0], [5]))
+    assert sample(torch.zeros(1, VOCABULARY), rows).tolist() == [4]
+
+
 @pytest.mark.parametrize("wide", [0.3, 3.0])
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
@@ -239,7 +285,7 @@ def test_a_batch_in_which_nobody_asks_pays_nothing(monkeypatch: pytest.MonkeyPat
     prompt = _random_tokens(1, 5)
     state.apply([_admit(0, prompt, prompt[:0]), _admit(1, prompt, prompt[:0])])
     rows = state.sampling_rows(torch.tensor([0, 1]), _plan([0, 1], [5, 5]))
-    assert (rows.draws, rows.banned, rows.penalties, rows.asks) == (None, None, None, None)
+    assert (rows.draws, rows.banned, rows.penalties, rows.asks, rows.biases) == (None,) * 5
     state.append(torch.tensor([0, 1]), torch.tensor([3, 4]))
     assert not state._sampling.history._tokens.any()
 
@@ -249,6 +295,7 @@ def test_a_steady_step_sends_nothing_to_the_device(one: TinyModel, monkeypatch: 
     everything = {
         **PENALIZED,
         "bad_words": ((5,), (1, 2)),
+        "logit_bias": ((9, 1.0), (11, -2.0)),
         "log_probs": True,
         "num_top_log_probs": 2,
         "temperature": 1.0,
@@ -289,6 +336,7 @@ def _asking(index: int, request: Request) -> Request:
         },
         {"presence_penalty": 2.0, "frequency_penalty": 1.5},
         {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": -0.3},
+        {"logit_bias": tuple((token, float(token % 7 - 3)) for token in range(index, 512, 3))},
     ]
     return request.changed(sampling=request.sampling.changed(**kinds[index % len(kinds)]))
 
@@ -310,13 +358,15 @@ def _reference(tiny: TinyModel, request: Request) -> list[int]:
     options: dict[str, Any] = {"logits_processor": reference.LogitsProcessorList([_PlainPenalties(request)])}
     if sampling.repetition_penalty != 1:
         options["repetition_penalty"] = sampling.repetition_penalty
+    if sampling.logit_bias:
+        options["sequence_bias"] = [[[token], value] for token, value in sampling.logit_bias]
     if sampling.bad_words:
         options["bad_words_ids"] = [list(word) for word in sampling.bad_words]
     return generate(tiny.model, request.prompt, sampling.max_tokens, **options)[0]
 
 
-def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(each: TinyModel) -> None:
-    requests = [_asking(index, request) for index, request in enumerate(random_requests(10, seed=4))]
+def test_greedy_answers_with_all_of_these_are_those_of_transformers(each: TinyModel) -> None:
+    requests = [_asking(index, request) for index, request in enumerate(random_requests(12, seed=4))]
     plain = random_requests(3, seed=5)
     plain = [request.changed(request_id=100 + request.request_id) for request in plain]
     answers = Serving(each.engine(slots=5), token_budget=20).run([*requests, *plain])
@@ -330,8 +380,8 @@ def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(e
     assert changed >= 6, "the parameters must show"
 
 
-def test_penalties_and_bad_words_rebuild_exactly_after_a_restart_and_an_eviction(one: TinyModel) -> None:
-    requests = [_asking(index, request) for index, request in enumerate(random_requests(10, seed=6))]
+def test_penalties_bad_words_and_biases_are_the_same_after_a_restart_and_an_eviction(one: TinyModel) -> None:
+    requests = [_asking(index, request) for index, request in enumerate(random_requests(12, seed=6))]
     requests = [
         request.changed(sampling=request.sampling.changed(temperature=1.5, seed=request.request_id))
         for request in requests

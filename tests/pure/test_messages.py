@@ -58,7 +58,12 @@ REQUEST = Request(
     request_id=(1 << 62) + 1,
     prompt=np.array([1, 2, 3], np.int32),
     sampling=Sampling(
-        max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7), bad_words=((5,), (1, 2))
+        max_tokens=5,
+        temperature=0.5,
+        seed=(1 << 63) - 1,
+        stop_ids=(2, 7),
+        bad_words=((5,), (1, 2)),
+        logit_bias=((3, -1.5),),
     ),
     stop_words=("\n", "हिन्दी"),
 )

@@ -282,6 +282,7 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
         {"prompt": np.array([1, VOCAB], np.int32)},
         {"prompt": np.array([-1], np.int32)},
         {"sampling": Sampling(5, bad_words=((1, 2_000_000_000),))},
+        {"sampling": Sampling(5, logit_bias=((97, 1.0),))},
     ],
 )
 def test_a_token_id_outside_the_vocabulary_is_refused_and_others_go_on(

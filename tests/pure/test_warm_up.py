@@ -46,6 +46,7 @@ def test_the_first_steps_ask_for_all_that_a_request_can_ask_of_the_sampler() -> 
     del asked["min_tokens"]  # it bans stop ids, by the same operations as bad words
     assert [name for name, default in asked.items() if getattr(DRAWN, name) == default] == []
     assert DRAWN.bad_words
+    assert DRAWN.logit_bias
 
 
 def test_there_are_prompts_and_decodes_drawn_and_greedy() -> None:

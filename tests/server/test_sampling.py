@@ -147,7 +147,7 @@ def test_penalties_survive_a_killed_instance_with_the_same_text(bundled: Gapless
         {"repetition_penalty": 1.3, "return_log_probs": True},
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "return_log_probs": True},
         {"bad_words": ["self"], "return_log_probs": True},
-        {},
+        {"logit_bias_ids": [20, 30], "logit_bias_values": [-100.0, 4.0]},
     ]
     inputs = [
         {"text_input": f"def read_{n}(self, size", "max_tokens": 80, "min_tokens": 80, **kinds[n % 4]}

@@ -18,7 +18,7 @@ import grpc
 import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.parameters import FORMATS
+from client.parameters import FORMATS, TABLE
 from client.wire import Piece
 from front.app import App
 from front.attempts import Patience
@@ -87,7 +87,8 @@ def inputs_of(request: Any) -> dict[str, Any]:
     found = {}
     for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True):
         values = _values(tensor.datatype, data)
-        is_list = tensor.name in ("stop_words", "bad_words", "stop_token_ids", "input_ids", "delivered_ids")
+        row = TABLE.get(tensor.name)
+        is_list = tensor.name == "input_ids" or (row is not None and row.is_list)
         found[tensor.name] = tuple(values) if is_list else values[0]
     return found
 

@@ -1,8 +1,8 @@
 """An engine whose tokens can be worked out by hand: `next token = (Σ (i + 1) · token_i + 7) mod vocabulary`.
 
 The sum is taken over the content of the KV blocks of the slot's block table row, so that a wrong block, a
-stale row, a lost or a doubled token changes the answer. Bad words and log-probabilities are there, by rules
-as simple; penalties and what restricts a draw change nothing. It keeps the manners of a real engine
+stale row, a lost or a doubled token changes the answer. Bad words, biases and log-probabilities are there, by
+rules as simple; penalties and what restricts a draw change nothing. It keeps the manners of a real engine
 (device-side rows, stop flags, steps launched ahead, a device that works while the loop goes on) and costs
 nothing, so tests of everything around an engine use it: `engine.kind = TOY`.
 
@@ -38,7 +38,7 @@ DEFAULT_BLOCKS_A_SLOT = 64
 
 def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
     """The token after `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would
-    complete a bad word.
+    complete a bad word, and tokens with a negative bias.
 
     Sampling adds the seed once per output index.
     """
@@ -52,6 +52,7 @@ def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size
         for word in sampling.bad_words
         if tokens[len(tokens) - len(word) + 1 :].tolist() == list(word[:-1])
     }
+    barred.update(token_id for token_id, value in sampling.logit_bias if value < 0)
     if num_output_tokens < sampling.min_tokens:
         barred.update(sampling.stop_ids)
     while token in barred:

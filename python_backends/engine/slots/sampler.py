@@ -1,8 +1,8 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
-Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; a step that no row
-asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the greatest logit, the
-lowest id among equals. The others draw by noise hashed from (seed, output index, token id) alone
+Owns nothing. In this order: biases, penalties, bans, temperature, top_k, top_p, min_p, the draw; a step that
+no row asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the greatest logit,
+the lowest id among equals. The others draw by noise hashed from (seed, output index, token id) alone
 (`noise.py`): the same logits give the same token in any batch and after a restart.
 Whether logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to
 multiply by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from python_backends.engine.slots.biases import Biases, biased
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.noise import drawn, keys
 from python_backends.engine.slots.penalties import Penalties, penalized
@@ -56,6 +57,7 @@ class SamplingRows:
     draws: Draws | SlotDraws | None = None  # None: all rows are greedy
     banned: Tensor | None = None  # [rows, most] ids that may not come now; −1 bans none, None no id at all
     penalties: Penalties | None = None  # None: no row has any
+    biases: Biases | None = None  # None: no row has any
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
 
 
@@ -64,6 +66,8 @@ GREEDY = SamplingRows()
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens [rows] for logits [rows, vocabulary] of any engine."""
+    if rows.biases is not None:
+        logits = biased(logits, rows.biases)
     if rows.penalties is not None:
         logits = penalized(logits, rows.penalties)
     if rows.banned is not None:

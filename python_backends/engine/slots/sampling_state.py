@@ -1,9 +1,9 @@
 """How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work
 out.
 
-Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the
-slot state, which calls this. In the steps of a run nothing comes from the host; what no row of a step asks
-for is not done in it.
+Owns the fractions (`shares`), biases, bad words and token history of all slots; counts and stop ids belong
+to the slot state, which calls this. In the steps of a run nothing comes from the host; what no row of a step
+asks for is not done in it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import to_device
+from python_backends.engine.slots.biases import Biases, SlotBiases
 from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.slots.history import NO_TOKEN, BadWords, TokenHistory
 from python_backends.engine.slots.log_probs import LogProbRows
@@ -48,8 +49,10 @@ class SamplingState:
         self.shares = torch.ones(shape, dtype=torch.float32, device=device)
         self.shares[-1] = 0.0
         self._bad_words = BadWords(limits, device)
+        self._biases = SlotBiases(limits, device)
         self.history = TokenHistory(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
+        self._biased = RowIndex(device)
         self._asked = _Asked(limits.num_slots)
 
     def admit(self, slots: NDArray[np.int64], admits: list[Admit], writes: SlotWrites) -> None:
@@ -61,6 +64,11 @@ class SamplingState:
             self._bad_words.admit(
                 to_device(slots[:, 0].copy(), self.shares.device),
                 [admit.sampling.bad_words for admit in admits],
+            )
+        if any(admit.sampling.logit_bias for admit in admits):
+            self._biases.admit(
+                to_device(slots[:, 0].copy(), self.shares.device),
+                [admit.sampling.logit_bias for admit in admits],
             )
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
@@ -81,6 +89,7 @@ class SamplingState:
             banned=self._banned(batch),
             penalties=self._penalties(batch, np.flatnonzero(asked.penalizes[host])),
             asks=self._log_probs(batch, np.flatnonzero(asked.log_probs[host])),
+            biases=self._biases_of(batch, np.flatnonzero(asked.biases[host])),
         )
 
     def _draws(self, batch: Batch, host_rows: NDArray[np.int64]) -> Draws | SlotDraws | None:
@@ -132,6 +141,12 @@ class SamplingState:
         parts = (shares[:, share] for share in (Share.REPETITION, Share.PRESENCE, Share.FREQUENCY))
         return Penalties(rows, self.history.first(slots, lengths, width), is_output, *parts)
 
+    def _biases_of(self, batch: Batch, host_rows: NDArray[np.int64]) -> Biases | None:
+        if not len(host_rows):
+            return None
+        rows = self._biased.of(host_rows)
+        return self._biases.of(rows, batch.slots[rows])
+
     def _log_probs(self, batch: Batch, host_rows: NDArray[np.int64]) -> LogProbRows | None:
         if not len(host_rows):
             return None
@@ -149,6 +164,7 @@ class _Asked:
         self.restricts: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.bad_words: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.biases: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.log_probs: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.num_top: Ids = np.zeros(num_slots, np.int32)
         # tokens, with the prompt, before which no stop id may come
@@ -160,12 +176,14 @@ class _Asked:
         self.restricts[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self.penalizes[slot] = sampling.penalizes
         self.bad_words[slot] = bool(sampling.bad_words)
+        self.biases[slot] = bool(sampling.logit_bias)
         self.log_probs[slot] = sampling.log_probs
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
         waits = sampling.min_tokens > 0 and bool(sampling.stop_ids)
-        self.beyond_draws[slot] = sampling.looks_back or sampling.log_probs or waits
+        chooses_otherwise = sampling.looks_back or bool(sampling.logit_bias) or waits
+        self.beyond_draws[slot] = chooses_otherwise or sampling.log_probs
         self.anything[slot] = sampling.draws or self.beyond_draws[slot]
 
 

@@ -82,10 +82,12 @@ def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
     token is equal to them.
     """
     bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
+    biased = np.array([token for token, _ in request.sampling.logit_bias], np.int64)
     named: dict[str, NDArray[np.integer[Any]]] = {
         "the prompt": request.prompt,
         "the answer so far": delivered,
         "bad words": bad_words,
+        "biased tokens": biased,
     }
     for name, ids in named.items():
         wrong = ids[(ids < 0) | (ids >= vocab_size)]

@@ -39,6 +39,7 @@ from python_backends.text.door.fields import (
     FieldReader,
     Values,
     adapter_of,
+    biases,
     refuse_what_the_engine_lacks,
     stop_ids,
 )
@@ -195,6 +196,7 @@ class Door:
 
     def _sampling(self, values: Values, prompt: Prompt) -> Sampling:
         max_tokens = self._max_tokens(values["max_tokens"], prompt)
+        self._check_rows("logit_bias_ids", np.array(values["logit_bias_ids"], np.int32))
         min_tokens, seed = values["min_tokens"], values["seed"]
         if min_tokens > max_tokens:
             raise RefusedError(
@@ -206,6 +208,7 @@ class Door:
             stop_ids=tuple(sorted({*self.eos_ids, *stop_ids(values)})),
             grammar=read_grammar(values, self.guides),
             bad_words=self._bad_words(values["bad_words"]),
+            logit_bias=biases(values),
             **{field.sampling: values[name] for name, field in FIELDS.items() if field.sampling},
         )
 

@@ -6,6 +6,7 @@ Every refusal names the field, the value and the limit. Called by the door.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from python_backends.text.door.values import (
     integer,
     integers,
     number,
+    numbers,
     plain,
     row,
     shown,
@@ -47,6 +49,7 @@ TRITONS_PREFIX = "triton_"
 WORDS = ("stop_words", "bad_words")
 MAX_BAD_WORDS = 64  # each costs a few comparisons a token
 MAX_WORD_BYTES = 256
+MAX_BIASES = 1024  # each slot keeps as many places as the request with the most of them needs
 MAX_TOP_LOG_PROBS = 20  # as many as OpenAI's interface gives
 
 # values of all fields of the table and of `timeout`, each in its range; the default if absent
@@ -84,6 +87,7 @@ class FieldReader:
             )
         values["stop_words"] = _words(fields, "stop_words", MAX_STOP_WORDS)
         values["bad_words"] = _words(fields, "bad_words", MAX_BAD_WORDS)
+        _check_biases(values["logit_bias_ids"], values["logit_bias_values"])
         count = values["num_top_log_probs"]
         if count and not values["return_log_probs"]:
             raise RefusedError(
@@ -98,6 +102,8 @@ class FieldReader:
             return field.default
         if field.also is not None and plain(name, fields[name]) == field.also:
             return field.also
+        if field.dtype == "FP32" and field.is_list:
+            return tuple(numbers(fields, name, field.least, self._most(field)))
         if field.dtype == "FP32":
             return number(fields, name, field.least, self._most(field))
         if field.dtype == "BOOL":
@@ -121,6 +127,27 @@ def stop_ids(values: Values) -> tuple[int, ...]:
     """Returns the token ids that the request names as ends of the answer."""
     end_id = values["end_id"]
     return (*values["stop_token_ids"], *([] if end_id is None or end_id < 0 else [end_id]))
+
+
+def biases(values: Values) -> tuple[tuple[int, float], ...]:
+    """Returns the token ids to whose logits something is added, and what."""
+    pairs = zip(values["logit_bias_ids"], values["logit_bias_values"], strict=True)
+    return tuple((token, value) for token, value in pairs if value)
+
+
+def _check_biases(ids: Sequence[int], values: Sequence[float]) -> None:
+    """Raises RefusedError."""
+    if len(ids) > MAX_BIASES:
+        raise RefusedError(f"logit_bias_ids = {len(ids)} ids: must be at most {MAX_BIASES}")
+    if len(ids) != len(values):
+        counts = {"logit_bias_ids": len(ids), "logit_bias_values": len(values)}
+        given, other = counts if ids else reversed(counts)
+        raise RefusedError(
+            f"{given} = {counts[given]} values: {other} must have as many, and has {counts[other]}"
+        )
+    if len(set(ids)) < len(ids):
+        [(twice, _)] = Counter(ids).most_common(1)
+        raise RefusedError(f"logit_bias_ids = {twice}: is there twice")
 
 
 def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:

@@ -111,6 +111,11 @@ FIELDS: dict[str, Field] = {
     "guided_decoding_guide": Field(
         "STRING", "the guide: a schema, a regular expression, a grammar …", "", most=MAX_GUIDE_BYTES
     ),
+    # biases, in OpenAI's range
+    "logit_bias_ids": Field(
+        "INT32", "token ids to whose logits something is added", (), 0, LAST_TOKEN, is_list=True
+    ),
+    "logit_bias_values": Field("FP32", "what is added to each of them", (), -100.0, 100.0, is_list=True),
     # what the answer contains
     "beam_width": Field("INT32", "there is no beam search", only=1),
     "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),

@@ -21,11 +21,20 @@ MAX_SHOWN = 40  # characters of a value in a refusal
 Fields = Mapping[str, Any]
 
 
-def number(fields: Fields, name: str, low: float, high: float) -> float:
+def number(fields: Fields, name: str, low: float, high: float, place: str = "") -> float:
+    """`place` is what the error message has behind the name."""
     value = plain(name, fields[name])
     if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-        raise RefusedError(f"{name} = {shown(value)}: must be a finite number between {low:g} and {high:g}")
+        raise RefusedError(
+            f"{name}{place} = {shown(value)}: must be a finite number between {low:g} and {high:g}"
+        )
     return float(value)
+
+
+def numbers(fields: Fields, name: str, low: float, high: float) -> list[float]:
+    """Returns one row of numbers."""
+    items = _row(name, fields[name])
+    return [number({name: item}, name, low, high, f"[{i}]") for i, item in enumerate(items)]
 
 
 def integer(fields: Fields, name: str, low: float, high: float) -> int:

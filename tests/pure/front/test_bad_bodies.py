@@ -58,7 +58,7 @@ FIELDS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"logprobs": 3}),
     (CHAT, {"top_logprobs": 3}),
     (CHAT, {"stop_token_ids": ["a"]}),
-    (CHAT, {"logit_bias": {"1": 100}}),
+    *((CHAT, {"logit_bias": value}) for value in ({"1": 101}, {"x": 1}, {"1": "x"}, [1], 5)),
     (CHAT, {"tempreature": 1}),
     *((COMPLETION, {"prompt": value}) for value in (None, {}, [], [[]], [1, "x"], [[1], 2.5], [None])),
     (COMPLETION, {"prompt": ["x"] * 1025}),

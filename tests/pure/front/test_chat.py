@@ -148,6 +148,7 @@ def test_fields_arrive_as_the_ensemble_calls_them(sdk: openai.OpenAI, ensemble: 
         stop="\n",
         presence_penalty=1,
         frequency_penalty=-1,
+        logit_bias={"7": -100, "50": 1.5},  # type: ignore[dict-item]
         user="me",
         extra_body={
             **{"top_k": 5, "min_p": 0.125, "min_tokens": 2, "stop_token_ids": [3], "bad_words": ["x"]},
@@ -165,6 +166,7 @@ def test_fields_arrive_as_the_ensemble_calls_them(sdk: openai.OpenAI, ensemble: 
         **{"max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_p": 0.125},
         **{"seed": (1 << 64) - 1, "stop_words": ("\n",), "stop_token_ids": (3,), "bad_words": ("x",)},
         **{"presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5},
+        **{"logit_bias_ids": (7, 50), "logit_bias_values": (-100.0, 1.5)},
         "request_priority": -4,
     }
 
@@ -271,7 +273,10 @@ def test_an_answer_may_go_on_with_the_last_message(sdk: openai.OpenAI, ensemble:
         ({"seed": 1 << 64}, "seed", None),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"ignore_eos": True}, "ignore_eos", "invalid_value"),
-        ({"logit_bias": {"1": 5}}, "logit_bias", "unsupported_value"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"a": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"-1": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "invalid_value"),
     ],
 )
 def test_a_bad_field_is_named(front: Front, body: dict[str, Any], param: str, code: str | None) -> None:

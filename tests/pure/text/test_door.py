@@ -114,12 +114,20 @@ def test_everything_about_sampling_comes_as_tensors() -> None:
         bad_words=np.array([[b"hello"]], object),
         return_log_probs=tensor(True, np.bool_),
         num_top_log_probs=tensor(5, np.int32),
+        logit_bias_ids=np.array([[7, 300, 5]], np.int32),
+        logit_bias_values=np.array([[-100.0, 0.0, 1.5]], np.float32),
     ).sampling
     assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 2.0)
     assert sampling.stop_ids == (0, 7, 300)
     assert sampling.bad_words
     assert (sampling.log_probs, sampling.num_top_log_probs) == (True, 5)
+    assert sampling.logit_bias == ((7, -100.0), (5, 1.5))  # what adds nothing is left out
+
+
+def test_a_token_has_one_bias() -> None:
+    answer = DOOR.answer({"text_input": TEXT, "logit_bias_ids": [3, 5, 3], "logit_bias_values": [1, 2, 3]})
+    assert str(answer) == "logit_bias_ids = 3: is there twice"
 
 
 def test_a_bare_request_pays_for_nothing() -> None:
@@ -127,6 +135,7 @@ def test_a_bare_request_pays_for_nothing() -> None:
     assert not sampling.penalizes
     assert not sampling.looks_back
     assert not sampling.log_probs
+    assert not sampling.logit_bias
     neutral = {
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
@@ -318,6 +327,18 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("stop_token_ids", "5", "stop_token_ids[0] = '5': must be a whole number between 0 and 447"),
     ("stop_token_ids", [1, 2, 3, 4], "stop_token_ids = 4 ids: must be at most 3"),
     ("stop_token_ids", np.zeros([2, 2], np.int32), "stop_token_ids has the shape [2, 2]: one row is allowed"),
+    ("logit_bias_ids", [5, 448], "logit_bias_ids[1] = 448: must be a whole number between 0 and 447"),
+    ("logit_bias_ids", [5], "logit_bias_ids = 1 values: logit_bias_values must have as many, and has 0"),
+    ("logit_bias_ids", list(range(2)) * 513, "logit_bias_ids = 1026 ids: must be at most 1024"),
+    ("logit_bias_values", [1], "logit_bias_values = 1 values: logit_bias_ids must have as many, and has 0"),
+    *[
+        (
+            "logit_bias_values",
+            [1.0, value],
+            f"logit_bias_values[1] = {value!r}: must be a finite number between -100 and 100",
+        )
+        for value in (100.5, -100.5, float("nan"), float("inf"), "1", True, [1.0])
+    ],
     ("return_log_probs", 1, "return_log_probs = 1: must be true or false"),
     ("num_top_log_probs", 6, "num_top_log_probs = 6: must be a whole number between 0 and 5"),
     ("num_top_log_probs", -1, "num_top_log_probs = -1: must be a whole number between 0 and 5"),
