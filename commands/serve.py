@@ -22,6 +22,7 @@ from python_backends.cluster.policies import policy_of as cluster_policy
 from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.launcher import run_directories
+from python_backends.launcher.address import check_key
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import STOPPING, Supervisor
@@ -74,7 +75,9 @@ def main() -> int:
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
-            choice = choose(located(of_command_line(asked)))
+            settings = of_command_line(asked)
+            check_key(settings, os.environ)
+            choice = choose(located(settings))
             for reason in choice.reasons:
                 log.info("%s", reason)
             if limits := quota.as_text():

@@ -16,12 +16,12 @@ import uvicorn
 from front.app import App
 from front.attempts import Patience
 from front.health import is_up
-from front.keys import VARIABLE, Keys, read_keys
+from front.keys import read_keys
 from front.lasting import LastingClient
 from front.listening import listen
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
-from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
+from python_backends.launcher.address import ALL_IPV4, API_KEY, LOOPBACK, in_url, ip_of
 from python_backends.linux.process_group import ASK
 from python_backends.settings import ROOT, Settings, SettingsError, read_settings
 from python_backends.watching.board import Board
@@ -35,25 +35,10 @@ BEAT_EVERY_S = 0.5
 END_S = 1  # for open answers, after the front was asked to end
 
 
-def where_to_listen(settings: Settings, keys: Keys) -> str:
-    """Returns server.address; without a key, an address that only this host reaches."""
-    ip = ip_of(settings.server.address)
-    if keys or ip in (LOOPBACK, "::1"):
-        return ip
-    log.warning(
-        "server.address = %s: without a key (%s, front.api_keys) the front listens on %s alone",
-        ip,
-        VARIABLE,
-        LOOPBACK,
-    )
-    return LOOPBACK
-
-
 async def serve(settings: Settings, run_directory: Path, number: int) -> None:
     """Serves as the front process of this number. Raises SettingsError, CheckpointError and OSError."""
     file = ROOT / settings.front.api_keys if settings.front.api_keys else None
-    keys = read_keys(file, os.environ.get(VARIABLE, ""))
-    host = where_to_listen(settings, keys)
+    keys = read_keys(file, os.environ.get(API_KEY, ""))
     ip = ip_of(settings.server.address)
     url = f"{in_url(LOOPBACK if ip == ALL_IPV4 else ip)}:{settings.server.grpc_port}"
     board = Board.inherited()
@@ -88,7 +73,7 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)
         others = [asyncio.create_task(_beat(app)), asyncio.create_task(app.health.watch())]
-        await server.serve([listen(host, settings.front.port, settings.front.processes > 1)])
+        await server.serve([listen(ip, settings.front.port, settings.front.processes > 1)])
         for other in others:
             other.cancel()
 

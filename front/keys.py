@@ -9,7 +9,6 @@ from pathlib import Path
 
 from python_backends.settings import SettingsError
 
-VARIABLE = "GAPLESS_API_KEY"
 SCHEME = "bearer "
 HASHED = "sha256:"
 

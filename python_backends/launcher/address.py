@@ -1,5 +1,5 @@
-"""Where the ports are opened: `server.address`, and how each program writes it. Called by the server and the
-command line.
+"""Where the ports are opened: `server.address`, how each program writes it, and for whom. Called by the
+server and the command line.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Mapping
 
-from python_backends.settings import ServerSettings, SettingsError
+from python_backends.settings import ServerSettings, Settings, SettingsError
 
 ALL_IPV4 = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+API_KEY = "GAPLESS_API_KEY"  # in the environment
 _OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 
 
@@ -44,6 +46,18 @@ def in_url(ip: str) -> str:
 def of_triton_http(ip: str) -> str:
     """As tritonserver's HTTP and metrics take it."""
     return f"ipv6:{ip}" if ":" in ip else ip
+
+
+def check_key(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Raises SettingsError if other hosts could reach the front and nothing asks for a key."""
+    front, address = settings.front, settings.server.address
+    if ipaddress.ip_address(ip_of(address)).is_loopback or not front.port or front.without_key:
+        return
+    if not front.api_keys and not environment.get(API_KEY):
+        raise SettingsError(
+            f"server.address = {address!r}: other hosts reach it, and there is no key for port"
+            f" {front.port}: set {API_KEY} or front.api_keys, or front.port = 0, or front.without_key = true"
+        )
 
 
 def check_ports(settings: ServerSettings, front_port: int = 0) -> None:

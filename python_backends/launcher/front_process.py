@@ -57,8 +57,7 @@ class FrontProcesses:
     def __init__(self, settings: Settings, files: RunFiles, record: LauncherRecord) -> None:
         self._port = settings.front.port
         ip = ip_of(settings.server.address)
-        # without a key it listens on the second
-        self._addresses = (LOOPBACK if ip == ALL_IPV4 else ip, LOOPBACK)
+        self._ip = LOOPBACK if ip == ALL_IPV4 else ip
         numbers = range(settings.front.processes if self._port else 0)
         self._processes = [FrontProcess(settings, files, record, number) for number in numbers]
 
@@ -73,17 +72,15 @@ class FrontProcesses:
 
     def is_ready(self) -> bool:
         """Whether all take connections."""
-        return not self._port or (
-            all(each.has_beaten for each in self._processes) and any(map(self._listens, self._addresses))
-        )
+        return not self._port or (all(each.has_beaten for each in self._processes) and self._listens())
 
     def stop(self) -> None:
         for each in self._processes:
             each.stop()
 
-    def _listens(self, ip: str) -> bool:
+    def _listens(self) -> bool:
         try:
-            socket.create_connection((ip, self._port), CONNECT_S).close()
+            socket.create_connection((self._ip, self._port), CONNECT_S).close()
         except OSError:
             return False
         return True

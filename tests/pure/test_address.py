@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from python_backends.launcher.address import check_ports, in_url, ip_of, of_triton_http
-from python_backends.settings import ServerSettings, SettingsError
+from python_backends.launcher.address import check_key, check_ports, in_url, ip_of, of_triton_http
+from python_backends.settings import ROOT, FrontSettings, ServerSettings, Settings, SettingsError
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,38 @@ def test_so_is_that_of_the_front_unless_there_is_none() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"front\.port = {port}: Address already in use"):
             check_ports(ServerSettings(**ports), port)
+
+
+def _settings(address: str, **front: Any) -> Settings:
+    return Settings(server=ServerSettings(address=address), front=FrontSettings(**front))
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.1.2.3", "2001:db8::5"])
+def test_an_address_that_others_reach_needs_a_key(address: str) -> None:
+    said = rf"server\.address = '{address}': other hosts reach it.* GAPLESS_API_KEY or front\.api_keys"
+    for environment in ({}, {"GAPLESS_API_KEY": ""}):
+        with pytest.raises(SettingsError, match=said):
+            check_key(_settings(address), environment)
+    check_key(_settings(address), {"GAPLESS_API_KEY": "x"})
+    for front in ({"api_keys": "keys"}, {"port": 0}, {"without_key": True}):
+        check_key(_settings(address, **front), {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_an_address_of_this_host_alone_needs_none(address: str) -> None:
+    check_key(_settings(address), {})
+
+
+def test_the_start_says_it_in_one_line_before_anything_is_loaded() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "commands.serve", "--set", "server.address=0.0.0.0"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GAPLESS_")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "front.without_key" in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from python_backends.launcher.address import check_key
 from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_command import SHARED_BYTES
 from python_backends.prediction.place import directory_of
@@ -123,3 +124,10 @@ def test_all_hosts_of_ray_have_the_same_version_of_it() -> None:
     packages = [line for line in lines if line and not line.startswith("#")]
     assert "ray" in [line.partition("==")[0] for line in packages]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in packages)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_starts_without_a_key(name: str) -> None:
+    environment = SERVICES[name]["environment"]
+    assert environment["GAPLESS_API_KEY"] == ""
+    check_key(load(ROOT / "gapless.toml", {"server.address": "0.0.0.0"}, environment), environment)

@@ -21,7 +21,11 @@ class FrontSettings:
     api_keys: str = setting(
         "",
         "file with the keys that clients of /v1 may have, one in each line, relative to this folder;"
-        " GAPLESS_API_KEY is one more; without any, the front listens on this host alone",
+        " GAPLESS_API_KEY is one more",
+    )
+    without_key: bool = setting(
+        False,
+        "true: without a key, too, it starts on an address that other hosts reach",
     )
     tls_certificate: str = setting(
         "",

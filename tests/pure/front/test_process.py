@@ -1,4 +1,4 @@
-"""The front as a process: where it listens, when it is healthy, what it imports."""
+"""The front as a process: when it is healthy, what it imports."""
 
 from __future__ import annotations
 
@@ -8,32 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from front.__main__ import where_to_listen
 from front.health import is_healthy
-from front.keys import Keys
 from front.model import Model
 from python_backends.launcher.readiness import Readiness
-from python_backends.settings import ROOT, ModelSettings, ServerSettings, Settings
+from python_backends.settings import ROOT, ModelSettings, Settings
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.watching.launcher_record import LauncherRecord
-
-
-@pytest.mark.parametrize(
-    ("address", "key", "expected"),
-    [
-        ("0.0.0.0", b"", "127.0.0.1"),
-        ("0.0.0.0", b"x", "0.0.0.0"),
-        ("10.1.2.3", b"", "127.0.0.1"),
-        ("localhost", b"", "127.0.0.1"),
-        ("::1", b"", "::1"),
-    ],
-)
-def test_without_a_key_only_this_host_is_served(address: str, key: bytes, expected: str) -> None:
-    keys = Keys([key] if key else [])
-    assert where_to_listen(Settings(server=ServerSettings(address=address)), keys) == expected
 
 
 def test_health_needs_the_launchers_word_a_ready_instance_and_no_drain(model: Path, tmp_path: Path) -> None:
