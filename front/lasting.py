@@ -6,9 +6,10 @@ pieces sees a pause.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+import itertools
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from client.async_client import AsyncClient
 from client.errors import GaplessError
@@ -18,11 +19,12 @@ from client.wire import Piece, Prompt, request_message
 from front.attempts import Attempts, Patience
 from front.record import current
 
+T = TypeVar("T")
+
 
 class LastingClient(AsyncClient):
     """An AsyncClient whose answers go on after the server has died, and in float32 are those without its
-    death if they have a seed. An answer that is not streamed is computed again
-    from its first token.
+    death if they have a seed. Whole answers come in pieces, too, and are joined here: what came stays.
     """
 
     def __init__(self, url: str, patience: Patience) -> None:
@@ -32,14 +34,8 @@ class LastingClient(AsyncClient):
 
     async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
         """Returns the whole answer in one piece. Raises GaplessError."""
-        attempts = Attempts(self._patience, self._new)
-        while True:
-            try:
-                async with contextlib.aclosing(self._asked(prompt, False, parameters)) as pieces:
-                    answers = [piece async for piece in pieces]
-                return answers[0]
-            except GaplessError as error:
-                await attempts.wait_after(error)
+        async with contextlib.aclosing(self._lasting(prompt, parameters)) as pieces:
+            return joined([piece async for piece in pieces])
 
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
         """Yields pieces of the answer when they arrive. Raises GaplessError."""
@@ -52,7 +48,7 @@ class LastingClient(AsyncClient):
             if delivered:
                 asked["delivered_ids"] = delivered
             try:
-                async with contextlib.aclosing(self._asked(prompt, True, asked)) as pieces:
+                async with contextlib.aclosing(self._asked(prompt, asked)) as pieces:
                     async for piece in pieces:
                         attempts.came(len(piece.output_ids))
                         delivered += piece.output_ids
@@ -65,11 +61,9 @@ class LastingClient(AsyncClient):
             except GaplessError as error:
                 await attempts.wait_after(error)
 
-    def _asked(
-        self, prompt: Prompt, is_streamed: bool, parameters: Mapping[str, Any]
-    ) -> AsyncGenerator[Piece, None]:
+    def _asked(self, prompt: Prompt, parameters: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """One attempt, under the name of the HTTP request."""
-        request = request_message(prompt, is_streamed, parameters)
+        request = request_message(prompt, True, parameters)
         request.id = current().request_id
         return self._noted(self._pieces(request))
 
@@ -79,3 +73,22 @@ class LastingClient(AsyncClient):
             async for piece in all_pieces:
                 last_s = current().came(piece, last_s)
                 yield piece
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Returns the whole answer of which these are all pieces."""
+    last = pieces[-1]
+    counts = [piece.num_output_tokens for piece in pieces if piece.num_output_tokens is not None]
+    return replace(
+        last,
+        text="".join(piece.text for piece in pieces),
+        num_output_tokens=sum(counts) if counts else None,
+        output_ids=_chained(piece.output_ids for piece in pieces),
+        output_log_probs=_chained(piece.output_log_probs for piece in pieces),
+        top_ids=_chained(piece.top_ids for piece in pieces),
+        top_log_probs=_chained(piece.top_log_probs for piece in pieces),
+    )
+
+
+def _chained(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))

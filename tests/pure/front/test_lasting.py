@@ -19,7 +19,7 @@ from client.wire import Piece, request_message
 from front import attempts
 from front.attempts import Patience
 from front.lasting import LastingClient
-from tests.support.ensemble import Ensemble, inputs_of, response, whole
+from tests.support.ensemble import Ensemble, inputs_of, response
 
 TOKENS = tuple(range(20, 29))
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
@@ -44,14 +44,12 @@ class Mortal(Ensemble):
             for token in TOKENS[len(asked.get("delivered_ids", ())) :]
         ]
         is_last_life = len(self.asked) <= self.num_deaths
-        for piece in pieces[: self.life if is_last_life else None] if asked["stream"] else []:
+        for piece in pieces[: self.life if is_last_life else None]:
             yield response(piece)
         if is_last_life and self.says:
             yield from Ensemble(error=self.says).ModelStreamInfer(iter([_request()]), context)
         elif is_last_life:
             context.abort(*LOST)
-        elif not asked["stream"]:
-            yield response(whole(pieces))
 
 
 def _request() -> Any:
@@ -108,11 +106,13 @@ def test_a_stream_goes_on_after_the_tokens_that_came(world: World, says: str) ->
     assert world.num_looks > 3
 
 
-def test_a_whole_answer_begins_anew(world: World) -> None:
+def test_so_does_a_whole_answer(world: World) -> None:
     ensemble = Mortal()
     (piece,) = world.pieces(ensemble, is_streamed=False)
-    assert piece.output_ids == TOKENS
-    assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, None]
+    assert (piece.output_ids, piece.text) == (TOKENS, "".join(f"{token} " for token in TOKENS))
+    assert (piece.num_output_tokens, piece.num_input_tokens, piece.num_cached_tokens) == (9, 3, 1)
+    assert piece.finish_reason == "length"
+    assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, TOKENS[:4]]
 
 
 def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
