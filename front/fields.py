@@ -25,7 +25,6 @@ IGNORED = frozenset(
         *(
             "prompt_cache_key",
             "prompt_cache_retention",
-            "parallel_tool_calls",
             "verbosity",
         ),
         *("length_penalty", "spaces_between_special_tokens", "add_special_tokens"),

@@ -8,6 +8,9 @@ from typing import Any, cast
 
 from client.parameters import Parameters
 from front.errors import ProblemError
+from front.parts.formats import Format, format_of
+from front.parts.machine import Tokens
+from front.parts.reading import FIRST_MARKER
 from python_backends.checkpoint.brought import sampling
 from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
@@ -31,7 +34,9 @@ class Model:
         self.name = name_of(directory)
         self.made_s = int(time.time())
         self.checkpoint = read_checkpoint(directory)
-        self.defaults = defaults({**sampling(directory), **open_source(directory).generation})
+        source = open_source(directory)
+        self.defaults = defaults({**sampling(directory), **source.generation})
+        self._answer = source.texts.get("response_template")
         self.end_ids = frozenset(self.checkpoint.eos_ids)
         self.board = board
         self.num_instances = settings.cluster.most_instances
@@ -78,6 +83,41 @@ class Model:
         spelled = self._spelling.firsts.get(token) if is_first else None
         data = self._spelling.table[token] if spelled is None else spelled.removeprefix(WALL)
         return data.decode("utf-8", "replace"), data
+
+    def bytes_of(self, token: int, is_first: bool) -> bytes | None:
+        """Returns a token's bytes in a text that may begin with it; None: it has none."""
+        spelled = self._spelling.firsts.get(token) if is_first else None
+        data = self._spelling.table[token] if spelled is None else spelled
+        return None if data == WALL else data
+
+    @cached_property
+    def form(self) -> Format | None:
+        """How the model writes thoughts and calls; None: it writes none."""
+        template = self.checkpoint.chat_template
+        return format_of(template, frozenset(self._added.values()), self._answer) if template else None
+
+    @cached_property
+    def marks(self) -> dict[int, str]:
+        """Tokens that mean something in an answer, with their texts."""
+        texts = self.form.marks if self.form is not None else ()
+        return {
+            token: text
+            for token, text in self._added.items()
+            if text[:1] in ("<", "[") and any(text in mark for mark in texts)
+        }
+
+    @cached_property
+    def mark_tokens(self) -> Tokens:
+        """The same for who reads answers."""
+        characters = {text: chr(FIRST_MARKER + i) for i, text in enumerate(self.marks.values())}
+        return Tokens(
+            characters, [characters[text] for text in characters.keys() & self.checkpoint.special_tokens]
+        )
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        added = self.checkpoint.tokenizer.get_added_tokens_decoder().items()
+        return {token: added_token.content for token, added_token in added}
 
     @cached_property
     def template(self) -> ChatTemplate | None:

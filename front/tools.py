@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from client.wire import Message
 from front.errors import refused
 from front.model import Model
+from python_backends.text.door.chat import Extras
 
 log = logging.getLogger("gapless.front")
 
@@ -56,6 +58,35 @@ def of_anthropic(tools: Iterable[Any]) -> Iterator[Tool]:
             yield from function({**tool, "parameters": {"type": "object", **tool["input_schema"]}})
         elif isinstance(tool, Mapping):
             _say(f"skipped: tools of the type {str(tool.get('type'))[:40]!r}")
+
+
+def custom_of(tools: Iterable[Any]) -> frozenset[str]:
+    """Returns the names of the custom tools among a chat's or a response's."""
+    found: set[str] = set()
+    for tool in tools:
+        if isinstance(tool, Mapping) and tool.get("type") == "custom":
+            found.update(each["function"]["name"] for each in of_openai([tool]))
+        elif isinstance(tool, Mapping) and isinstance(tool.get("tools"), list):
+            found |= custom_of(tool["tools"])
+    return frozenset(found)
+
+
+def ending_of(
+    model: Model,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    named: Mapping[str, Any],
+    continues: bool,
+) -> str:
+    """Returns the end of the prompt, behind the last user's message, as the model's template writes it: an
+    answer may begin within a thought.
+    """
+    if model.form is None or not model.form.thoughts or model.template is None:
+        return ""
+    if continues:
+        return str(messages[-1].get("content") or "")
+    system = [message for message in messages[:1] if message["role"] == "system"]
+    return model.template.ending(system, Extras(tools=tuple(tools), named=named))
 
 
 def thinking(effort: Any, name: str) -> dict[str, Any]:

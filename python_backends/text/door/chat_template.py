@@ -39,6 +39,7 @@ Given = tuple[Sequence[Message], Extras]
 # a prompt has at most MAX_FRAME characters and this many for each character of its messages
 OUTPUT_PER_INPUT = 4
 MAX_FRAME = 1_000_000
+TURN = "qzx"  # a content that no template writes
 MAX_REASON = 500  # characters of a template's error message
 
 
@@ -99,6 +100,16 @@ class ChatTemplate:
                 " that special tokens have as well; this is not supported"
             )
         return guard.arm(rendered)
+
+    def ending(self, messages: Sequence[Message], extras: Extras) -> str:
+        """Returns what the template writes behind a user's message that follows `messages`, up to the answer;
+        empty if it can't.
+        """
+        try:
+            written = self._written([*messages, {"role": "user", "content": TURN}], extras)
+        except Exception:  # a template may raise anything; the ensemble says what
+            return ""
+        return written.rpartition(TURN)[2]
 
     def _refuse_what_is_left_out(self, messages: Sequence[Message]) -> None:
         for i, message in enumerate(messages):

@@ -12,6 +12,7 @@ from client.wire import Piece
 from front.keys import Keys
 from tests.support.ensemble import Ensemble, Front
 from tests.support.server.toy_model import write_toy_model
+from tests.support.tool_model import write_tool_model
 
 KEY = "sk-test"
 ANSWER = (
@@ -25,6 +26,19 @@ MESSAGES = [{"role": "user", "content": "Convert"}]
 @pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture(scope="package")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tool_model(tmp_path_factory.mktemp("models") / "tools")
+
+
+@pytest.fixture
+def tool_front(ensemble: Ensemble, tool_model: Path, tmp_path: Path) -> Iterator[Front]:
+    """Its model writes thoughts and calls."""
+    made = Front(ensemble, tool_model, tmp_path, Keys(()))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""Thoughts, texts and calls in answers of many families, in pieces of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from front.model import Model
+from front.parts.answer import Parts, open_thought
+from front.parts.events import Arguments, Begun, Ended, Text, Thought
+from front.parts.formats import format_of
+from front.parts.machine import Expected, Machine, Tokens
+from python_backends.settings import ModelSettings, Settings
+from python_backends.watching.board import Board
+from tests.support.answers import HERMES, SAMPLES, SCHEMAS, Sample, cuts, joined, parts_of
+from tests.support.tool_model import ANSWER, ARGUMENTS, SHOWN, TEXT, THOUGHT, Answers
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_an_answers_parts_are_the_same_wherever_it_is_cut(sample: Sample) -> None:
+    for pieces in cuts(sample.as_it_comes, seed=len(sample.answer)):
+        assert parts_of(sample, pieces) == sample.parts, pieces
+
+
+def test_what_is_a_token_counts_as_that_token_alone() -> None:
+    """The same letters, typed or thought, are letters."""
+    known = Tokens({"</think>": "\ud800", "<tool_call>": "\ud801"})
+    machine = Machine(HERMES, known, Expected(SCHEMAS, open_thought="</think>"))
+    events = machine.feed("the end is </think>, a call <tool_call>\ud800 <tool_call>{}", is_over=True)
+    assert joined(events) == [
+        Thought("the end is </think>, a call <tool_call>"),
+        Text("<tool_call>{}"),
+    ]
+
+
+def test_long_arguments_are_passed_on_as_they_come() -> None:
+    machine = Machine(HERMES, Tokens(), Expected(SCHEMAS))
+    machine.feed('<tool_call>{"name": "write", "arguments": {"text": "')
+    assert [machine.feed("x" * 9) for _ in range(3)] == [[Arguments("x" * 9)]] * 3
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "family", "num_thoughts"),
+    [
+        ("{{ '<tool_call>' }}", SHOWN, "Hermes", 1),
+        ("<tool_call><function=f><parameter=p>", (), "Qwen3-Coder", 0),
+        ("<tool_call><arg_key>", (), "GLM", 0),
+        ("[TOOL_CALLS]", ("[THINK]", "[/THINK]"), "Mistral", 1),
+        ("<|start|><|channel|>final<|message|>", (), "gpt-oss", 0),
+        ("<|tool_call>call:", ("<|channel>", "<channel|>"), "Gemma 4", 1),
+        ('Respond with {"name": function name, "parameters": dictionary}', (), "Llama", 0),
+        ("{{ content }}", ("<think>", "</think>"), "none", 1),
+    ],
+)
+def test_a_format_is_found_by_template_and_tokens(
+    template: str, tokens: tuple[str, ...], family: str, num_thoughts: int
+) -> None:
+    found = format_of(template, tokens)
+    assert found is not None
+    assert (found.family, len(found.thoughts)) == (family, num_thoughts)
+
+
+def test_a_template_without_signs_means_text_alone() -> None:
+    assert format_of("{{ content }}", ("<|end|>",)) is None
+
+
+def test_a_tokenizers_own_response_template_goes_first() -> None:
+    told = {
+        "reasoning_content": {"open": "<t>", "close": "</t>"},
+        "tool_calls": {"open_pattern": r"\s*<c>", "close": "</c>", "content": "json"},
+    }
+    found = format_of("<tool_call> <think>", (), {"fields": told})
+    assert found is not None
+    assert (found.thoughts, found.call) == ((("<t>", "</t>"),), ("<c>", "</c>"))
+    odd = {"reasoning_content": {"open": 3}, "tool_calls": {"open_pattern": "(a|b)", "content": "json"}}
+    found = format_of("<tool_call>", (), {"fields": odd})
+    assert found is not None
+    assert found.family == "Hermes"
+
+
+@pytest.mark.parametrize(
+    ("ending", "closes"),
+    [
+        ("<|assistant|>", ""),
+        ("<|assistant|><think>\n", "</think>"),
+        ("<|assistant|><think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_the_prompts_end_says_whether_a_thought_is_open(ending: str, closes: str) -> None:
+    assert open_thought(HERMES, ending) == closes
+
+
+def test_tokens_and_text_come_together_whatever_is_held_back(tool_model: Path) -> None:
+    """Characters of several tokens, several tokens in one piece, marks among them."""
+    model = Model(Settings(model=ModelSettings(directory=str(tool_model))), Board())
+    answers, expected = Answers(tool_model), Expected({"weather": {}, "now": {}})
+    wanted = [
+        *(Thought(THOUGHT), Text(TEXT), Begun("weather"), Arguments(ARGUMENTS), Ended()),
+        *(Begun("now"), Arguments("{}"), Ended()),
+    ]
+    for sizes in ((1,), (2,), (3, 1), (7,), (1000,)):
+        parts = Parts(model, expected)
+        events = [event for piece in answers.pieces(ANSWER, sizes) for event in parts.add(piece)]
+        assert joined(events) == wanted, sizes
