@@ -87,5 +87,6 @@ class DirectorySource:
 
     def digest(self) -> str:
         texts = [self.path / name for name in (CONFIG, TOKENIZER)]
-        weights = self.path.glob("*.safetensors")
-        return digest_of(texts, sorted(weights) or sorted(self.path.glob("*.bin")))
+        files = sorted(path for path in self.path.iterdir() if path.is_file()) if self.path.is_dir() else []
+        weights = [path for path in files if path.suffix == ".safetensors"]
+        return digest_of(texts, weights or [path for path in files if path.suffix == ".bin"])

@@ -84,7 +84,7 @@ def architecture_of(source: Source) -> str:
     """The first that the configuration names; by its type where it names none; "": not said."""
     named = source.config.get("architectures")
     if isinstance(named, list) and named:
-        return f"{named[0]!s:.100}"
+        return f"{' '.join(str(named[0]).split()):.100}"
     found = source.config.get("model_type")
     return next((name for name, family in FAMILIES.items() if family.model_type == found), "")
 

@@ -114,5 +114,6 @@ def _model_name(facts: ModelFacts, prefix: str, name: str) -> str:
 def _refuse(source: Source, what: str, names: Collection[str]) -> None:
     if names:
         more = len(names) - MOST_NAMES
-        listed = ", ".join(sorted(names)[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        shown = [f"{' '.join(name.split()):.200}" for name in sorted(names)[:MOST_NAMES]]
+        listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
         raise CheckpointError(f"{source.path}: {what} {listed}")

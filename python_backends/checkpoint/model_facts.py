@@ -21,6 +21,7 @@ from python_backends.checkpoint.source import Source
 from python_backends.checkpoint.values import Values
 
 OLDER = "compression_config"  # of checkpoints before compressed-tensors had its name
+MOST_LAYERS = 10_000  # a larger number is a mistake, and a list of so many would fill the memory
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
@@ -113,6 +114,10 @@ def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
             raise values.refusal(f"{name} of architecture {architecture} is not computed by this engine")
     for name in NEEDED:
         values.whole(name)
+    if shared["num_layers"] > MOST_LAYERS:
+        raise values.refusal(f"num_hidden_layers = {shared['num_layers']}: must be at most {MOST_LAYERS}")
+    if (eps := values.number(family.norm_eps)) < 0:
+        raise values.refusal(f"{family.norm_eps} = {eps}: must be at least 0")
     _check_heads(values, shared)
 
 

@@ -73,12 +73,15 @@ def _rope(
     original = _original_tokens(values, rope, name)
     rotated = _rotated(values, rope, family, head_dim)
     factor = rope.number("factor", _factor_by_default(values, name, original))
+    theta = rope.number("rope_theta", theta)
+    if theta <= 0:
+        raise values.refusal(f"rope_theta = {theta}: must be above 0")
     if factor <= 0 or original <= 1:
         raise values.refusal(f"rope_type {name}: factor and original_max_position_embeddings are too small")
     return Rope(
         kind=kind,
         type=name,
-        theta=rope.number("rope_theta", theta),
+        theta=theta,
         rotated=rotated,
         factor=factor,
         scale=_scale(rope, name, factor, original),

@@ -10,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from safetensors import safe_open
@@ -41,6 +42,7 @@ def tensors_of(directory: Path) -> Mapping[str, Stored]:
     found: dict[str, Stored] = {}
     for path in _files(directory):
         try:
+            _check_regular(path)
             found |= _pickled(path) if path.suffix == ".bin" else _tensors(path)
         except Exception as error:  # whatever the readers raise
             raise unreadable(path, error) from error
@@ -81,7 +83,16 @@ def _files(directory: Path) -> list[Path]:
 def _indexed(index: Path, files: object) -> list[Path]:
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise CheckpointError(f"{index}: weight_map must be an object: the file of each tensor by its name")
+    for name in files.values():
+        if name in ("", ".") or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{index}: weight_map names {name!r:.100}: must be a file of the directory")
     return sorted({index.parent / name for name in files.values()})
+
+
+def _check_regular(path: Path) -> None:
+    """A pipe would be waited for without end. Raises OSError, ValueError."""
+    if not S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")
 
 
 def _tensors(path: Path) -> dict[str, Stored]:
@@ -109,4 +120,9 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """Mapped from the file where its format allows it. No code of the file runs."""
     import torch
 
-    return torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))  # type: ignore[no-any-return]
+    found = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.items()
+    ):
+        raise TypeError("it must hold tensors by their names")
+    return found

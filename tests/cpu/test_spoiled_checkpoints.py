@@ -5,6 +5,7 @@ exactly as transformers serves it.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -109,6 +110,37 @@ def pickled(path: Path) -> None:
     (path / FILE).unlink()
 
 
+def put(name: str, make: Callable[[Path], object]) -> Spoil:
+    """Something else in the place of a file."""
+
+    def spoil(path: Path) -> None:
+        (path / name).unlink()
+        make(path / name)
+
+    return spoil
+
+
+def pickled_as(content: object) -> Spoil:
+    return both(put(FILE, lambda _: None), lambda path: torch.save(content, path / "pytorch_model.bin"))
+
+
+def indexed(change: Callable[[dict[str, str]], object]) -> Spoil:
+    """In two files, with another map of them."""
+
+    def spoil(path: Path) -> None:
+        index = json.loads((path / INDEX).read_text())
+        change(index["weight_map"])
+        (path / INDEX).write_text(json.dumps(index))
+
+    return sharded(spoil)
+
+
+def twice(path: Path) -> None:
+    """The index names a tensor's file two times, first a wrong one."""
+    said = (path / INDEX).read_text()
+    path.joinpath(INDEX).write_text(said.replace('{"lm_head', f'{{"{HEAD}": "two.safetensors", "lm_head'))
+
+
 def nothing(_: Path) -> None:
     pass
 
@@ -195,6 +227,60 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
         sharded(written(INDEX, b'{"weight_map": {"a": "one.safetensors"}}')),
         "the weights lack ",
     ),
+    "weights that are a link to themselves": (put(FILE, lambda path: path.symlink_to(path)), "no weights"),
+    "weights that are a link to nothing": (put(FILE, lambda path: path.symlink_to("x")), "no weights"),
+    "weights that are a directory": (put(FILE, Path.mkdir), "there are no weights"),
+    "a shard that is a pipe": (
+        sharded(put("two.safetensors", os.mkfifo)),
+        r"two\.safetensors can't be loaded: .*no regular file",
+    ),
+    "a configuration that is a link to itself": (
+        put("config.json", lambda path: path.symlink_to(path)),
+        "there is no config.json",
+    ),
+    "an empty configuration": (written("config.json", b""), "config.json: Expecting value"),
+    "a configuration in UTF-16": (
+        written("config.json", "{}".encode("utf-16")),
+        "config.json: 'utf-8' codec",
+    ),
+    "a shard that no name of the index is in": (
+        indexed(lambda files: [files.pop(name) for name in set(files) if files[name] == "two.safetensors"]),
+        "the weights lack ",
+    ),
+    "a shard elsewhere": (
+        indexed(lambda files: files.update({HEAD: "../two.safetensors"})),
+        f"{INDEX}: weight_map names '../two.safetensors': must be a file of the directory",
+    ),
+    "a shard without a name": (indexed(lambda files: files.update({HEAD: ""})), "weight_map names ''"),
+    "a norm of two dimensions": (
+        stored(lambda weights: weights.update({NORM: torch.ones(1, 64)})),
+        f"another shape .* {NORM}",
+    ),
+    "a matrix on its side": (
+        stored(lambda weights: weights.update({UP: weights[UP].T})),
+        f"another shape .* {UP}",
+    ),
+    "truth values": (typed(torch.bool, [UP]), f"takes float weights only, not {UP}"),
+    "bytes": (typed(torch.uint8, [UP]), f"takes float weights only, not {UP}"),
+    "a name of two lines": (added(**{"a\nb": torch.ones(1)}), "no place for a b$"),
+    "a name without end": (added(**{"x" * 5000: torch.ones(1)}), "no place for x{200}$"),
+    "an architecture of two lines": (configured(architectures=["a\nb"]), "architecture a b: this engine"),
+    "an architecture that is none": (configured(architectures=[{"a": 1}]), "architecture {'a': 1}: this"),
+    "neither architecture nor type": (configured(architectures=..., model_type=...), "architecture none: "),
+    "a thousand million layers": (
+        configured(num_hidden_layers=10**9),
+        "num_hidden_layers = 1000000000: must",
+    ),
+    "a size beyond all numbers": (configured(hidden_size=float("inf")), "hidden_size = inf: must be a whole"),
+    "angles without a base": (
+        configured(rope_theta=0, rope_parameters=...),
+        "rope_theta = 0.0: must be above",
+    ),
+    "a negative eps": (configured(rms_norm_eps=-1), "rms_norm_eps = -1.0: must be at least 0"),
+    "an end that is no number": (configured(eos_token_id="</s>"), "eos_token_id = '</s>': must be a whole"),
+    "a pickled list": (pickled_as([torch.ones(2)]), r"pytorch_model\.bin can't be loaded: .*by their names"),
+    "a pickled table in a table": (pickled_as({"a": {"b": torch.ones(2)}}), "tensors by their names"),
+    "tensors with numbers for names": (pickled_as({5: torch.ones(2)}), "tensors by their names"),
     "a broken pickle": (both(pickled, written("pytorch_model.bin", b"x")), "pytorch_model.bin can't be"),
 }
 SERVED: dict[str, Spoil] = {
@@ -204,6 +290,7 @@ SERVED: dict[str, Spoil] = {
         sharded(lambda path: (path / "one.safetensors").write_bytes(b"")),
         lambda path: (path / "kept").rename(path / FILE),
     ),
+    "a tensor that the index names twice": sharded(twice),
     "a stray file": written("consolidated.safetensors", b"not asked for"),
     "PyTorch's own file": pickled,
     "float16": typed(torch.float16),

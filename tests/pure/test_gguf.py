@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,28 @@ def test_a_broken_file_is_named_in_one_line(
     path.write_bytes(spoil(path.read_bytes()))
     assert says in refusal(path, lambda source: (source.config, source.tensors))
     assert len(open_source(path).digest()) == 16
+
+
+def test_tensors_that_do_not_follow_each_other_are_refused_by_name(tmp_path: Path) -> None:
+    """A wrong type or place would give other numbers."""
+    path = write(tmp_path / "a.gguf", FIELDS, EMBEDDING | {"b": np.ones((4, 64), np.float32)})
+    content, header = path.read_bytes(), read_header(path)
+    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8  # of its type
+    types = {0: 1, 1: 2}  # float32 read as float16, as Q4_0
+    for place, values in ((at, types.values()), (at + 4, (32, 3, 1 << 40))):
+        for value in values:
+            spoiled = content[:place] + struct.pack("<I" if place == at else "<Q", value)
+            path.write_bytes(spoiled + content[len(spoiled) :])
+            said = refusal(path, lambda source: source.tensors)
+            assert "begins at byte" in said or "ends before tensor token_embd.weight" in said
+    assert header.tensors["b"].begin > header.tensors["token_embd.weight"].begin
+
+
+def test_a_pipe_and_a_link_to_itself_are_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    assert "is no regular file" in refusal(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").symlink_to(tmp_path / "b.gguf")
+    assert "can't be read" in refusal(tmp_path / "b.gguf")
 
 
 def test_a_file_that_is_cut_anywhere_in_its_header_is_refused(tmp_path: Path) -> None:

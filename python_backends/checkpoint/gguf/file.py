@@ -65,8 +65,9 @@ class GgufSource:
 
     @cached_property
     def tensors(self) -> Mapping[str, Stored]:
-        entries, file = self._header.tensors, self._file
-        return {name: tensors.stored(file, own, entries[own]) for name, own in self._names.items()}
+        found = {name: tensors.stored(self._file, name, each) for name, each in self._header.tensors.items()}
+        tensors.check_places(found, self._header)
+        return {name: found[own] for name, own in self._names.items()}
 
     def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
         import torch

@@ -10,6 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from python_backends.checkpoint.source import CheckpointError
@@ -36,11 +37,19 @@ class Header:
     metadata: dict[str, Any]  # numbers, texts, and lists of them
     tensors: dict[str, Entry]
     num_bytes: int  # of the header itself
+    alignment: int = ALIGNMENT  # of tensors in the file
+
+
+def aligned(at: int, alignment: int) -> int:
+    """The next place in a file, from `at` on, where a tensor may begin."""
+    return -(-at // alignment) * alignment
 
 
 def read_header(path: Path) -> Header:
     """Raises CheckpointError, which names the file and what is wrong in it."""
     try:
+        if not S_ISREG(path.stat().st_mode):  # a pipe would be waited for without end
+            raise CheckpointError("is no regular file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content).header()
     except CheckpointError as error:
@@ -88,9 +97,9 @@ class _Reader:
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise CheckpointError(f"general.alignment = {alignment!r}: must be a power of two")
-        begin = -(-self._at // alignment) * alignment
+        begin = aligned(self._at, alignment)
         moved = {name: Entry(each.shape, each.kind, begin + each.begin) for name, each in tensors.items()}
-        return Header(metadata, moved, self._at)
+        return Header(metadata, moved, self._at, alignment)
 
     def _shape(self) -> tuple[int, ...]:
         count = self._number("I")

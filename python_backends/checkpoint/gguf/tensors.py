@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.checkpoint.gguf.architectures import OUTSIDE, Architecture
-from python_backends.checkpoint.gguf.header import Entry, Header
+from python_backends.checkpoint.gguf.header import Entry, Header, aligned
 from python_backends.checkpoint.source import CheckpointError, Stored
 
 Values = NDArray[np.float32]
@@ -52,6 +52,19 @@ def stored(path: Path, name: str, entry: Entry) -> Stored:
     if entry.begin + size > path.stat().st_size:
         raise CheckpointError(f"{path}: ends before tensor {name} does: it is cut off or broken")
     return Stored(entry.shape, kind.name, path, entry.begin, size)
+
+
+def check_places(found: Mapping[str, Stored], header: Header) -> None:
+    """Raises CheckpointError unless each tensor begins where the one before it ends, as llama.cpp wants it:
+    else a wrong type or place would give other numbers without a word.
+    """
+    end = aligned(header.num_bytes, header.alignment)
+    for name, each in sorted(found.items(), key=lambda pair: pair[1].begin or 0):
+        if each.begin != end:
+            raise CheckpointError(
+                f"{each.file}: tensor {name} begins at byte {each.begin}, but what is before it ends at {end}"
+            )
+        end = aligned(end + each.num_bytes, header.alignment)
 
 
 def values_of(where: Stored, name: str) -> Values:

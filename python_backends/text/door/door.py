@@ -320,8 +320,7 @@ def open_door(
 def _context(checkpoint: Checkpoint, wanted: int) -> int:
     most = wanted or checkpoint.max_model_tokens
     if most < 1:
-        raise CheckpointError(
-            f"{checkpoint.directory}/config.json doesn't have the length of the context: set"
-            " model.max_model_tokens"
-        )
+        path = checkpoint.directory
+        file = path if path.is_file() else path / "config.json"
+        raise CheckpointError(f"{file} doesn't have the length of the context: set model.max_model_tokens")
     return most
