@@ -68,13 +68,17 @@ PROCESSES = {
         ("idle beat", "life"),
     ),
     "length_predictor": Process(
-        "length_predictor", (140, 226, 190, 76), BLUE, ("forest or history",), ("encoder", "life")
+        "length_predictor",
+        (140, 226, 190, 76),
+        BLUE,
+        ("only with an encoder",),
+        ("encoder", "life"),
     ),
     "learner": Process(
         "gapless-learner",
         (140, 380, 240, 88),
         "#64853a",
-        ("keeps the request log, grows forests;", "low priority"),
+        ("request log; learns lengths;", "low priority"),
         (),
         ("request log, learned versions",),
     ),

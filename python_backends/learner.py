@@ -1,9 +1,10 @@
-"""The learner: a process next to the others that keeps the request log and learns from it: models of hidden
-states, and forests.
+"""The learner: a process next to the others that keeps the request log and learns from it: regressions on
+hidden states and on the tokens of prompts, and forests.
 
 The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its
-death affects no request: the predictor goes on with the last version, and ended answers wait in the socket.
-Two servers may share a directory; the learner of the second one writes nothing until the first is gone.
+death affects no request: the scheduler model goes on with the last version, and ended answers wait in the
+socket. Two servers may share a directory; the learner of the second one writes nothing until the first is
+gone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import setproctitle
 from python_backends.linux.process_group import ASK
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import AnswerRecord
-from python_backends.prediction.learning import Fit, are_states_due, is_due, learn_apart
+from python_backends.prediction.learning import Fit, learn_apart, what_is_due
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import Learned, current, existing
@@ -89,9 +90,7 @@ class Learner:
             last = current(self._directory, learned)
             if last is not None and existing(self._directory, learned) is None:
                 log.warning("%s is gone: it is learned again", last.path(self._directory))
-        return are_states_due(self._log, existing(self._directory, Learned.STATES)) or is_due(
-            self._log, self._settings.encoder, existing(self._directory)
-        )
+        return bool(what_is_due(self._log, self._directory, self._settings.encoder))
 
     def close(self) -> None:
         self._log.close()
@@ -141,5 +140,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except (OSError, sqlite3.Error) as error:
-        log.error("the learner ends, so no answers are logged and no forest is grown: %s", error)
+        log.error("the learner ends, so no answers are logged and nothing is learned: %s", error)
         sys.exit(1)

@@ -20,7 +20,6 @@ from python_backends.engine.kinds import KINDS, kind_of
 from python_backends.engine.openvino import BLOCK_TOKENS as OPENVINO_BLOCK_TOKENS
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import Settings, SettingsError
-from python_backends.settings.sections.prediction import NO_ENCODER, PACKAGED
 
 AUTO = "auto"
 MULTIPLIES_BFLOAT16 = ("amx_bf16", "avx512_bf16")
@@ -29,9 +28,7 @@ HALF = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`settings` without `auto` in engine.kind, model.dtype and prediction.encoder; `reasons` says why, for
-    the log.
-    """
+    """`settings` without `auto` in engine.kind and model.dtype; `reasons` says why, for the log."""
 
     settings: Settings
     reasons: tuple[str, ...]
@@ -56,10 +53,6 @@ def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
         dtype, why = _dtype(settings, processor_flags() if flags is None else flags)
         settings = replace(settings, model=replace(settings.model, dtype=dtype))
         reasons.append(f"model.dtype = {dtype}: {why}")
-    if settings.prediction.encoder == AUTO:
-        knows_better = settings.exports_states and kind_of(settings).gives_states
-        encoder = NO_ENCODER if knows_better else PACKAGED
-        settings = replace(settings, prediction=replace(settings.prediction, encoder=encoder))
     return Choice(settings, tuple(reasons))
 
 

@@ -58,7 +58,6 @@ class EngineKind:
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
     has_weights: bool = True
-    gives_states: bool = False  # hidden ones, at the ends of prompts, where the settings want them
     # its fused layers for these settings here, by a name that changes with their code, or None; only a trial
     # tells whether they are faster
     fused_layers: Callable[[Settings], str | None] = lambda _: None
@@ -67,11 +66,10 @@ class EngineKind:
 
 
 KINDS: dict[str, EngineKind] = {
-    "torch": EngineKind(_torch_engine, takes_adapters=True, gives_states=True),
+    "torch": EngineKind(_torch_engine, takes_adapters=True),
     "openvino": EngineKind(
         _openvino_engine,
         gives_way=True,
-        gives_states=True,
         fused_layers=_openvino_layers,
         must_fuse=_openvino_must_fuse,
     ),

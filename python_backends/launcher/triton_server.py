@@ -47,7 +47,7 @@ class TritonServer:
     def __init__(self, settings: Settings, run_files: RunFiles, board: Board) -> None:
         self._settings = settings.server
         self._ip = ip_of(settings.server.address)
-        self._models = (*STUBS, PREDICTOR) if settings.predicts_lengths else STUBS
+        self._models = (*STUBS, PREDICTOR) if settings.encodes_texts else STUBS
         self._run_files = run_files
         self._run_directory = run_files.directory
         self._board = board

@@ -94,10 +94,10 @@ class Predicted(Noun, frozen=True, eq=False):
 
 
 class LengthAnswer(Noun, frozen=True, eq=False):
-    """What the predictor says to one Subject."""
+    """What is expected of a request before its prompt is computed."""
 
     prediction: LengthPrediction | None = None  # None: nothing is known yet
-    version: int = 0  # of the forest that said so; 0: recent history did
+    version: int = 0  # of the regression or the forest that said so; 0: recent history did
     features: Floats | None = None  # [NUM_FEATURES] if there was time to make them
     encoder: str = ""  # that made them
 
@@ -123,6 +123,7 @@ class AnswerRecord(Noun, frozen=True, eq=False):
     predicted: LengthAnswer
     user_input: str = ""  # only where prompts are kept
     at_prompt_end: AtPromptEnd | None = None  # None: the engine gave no state
+    token_buckets: Ids | None = None  # of its prompt (`prediction.token_counts`)
 
 
 class Cancel(Noun, frozen=True):

@@ -1,14 +1,13 @@
-"""Predicts a length from recent answers alone: used before a forest is learned, and if there is no time for
-the forest.
+"""Predicts a length from recent answers alone: used before anything is learned.
 
 Of the recent answers to the same instruction it takes those with the nearest input length; with fewer than
 MIN_ANSWERS to that instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by
-the predictor, from the request log.
+the scheduler model of the answers that it has seen, by the encoder's predictor from the request log.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from python_backends.prediction.lengths import observed
 MAX_ANSWERS = 4000  # the newest ones
 MIN_ANSWERS = 5  # with fewer there is no prediction
 NEIGHBOURS = 24
+MAX_SEEN = 500  # newest answers of `RecentAnswers`
 
 
 class Answered(NamedTuple):
@@ -44,6 +44,25 @@ class AnswerHistory:
         """None if there have been too few answers."""
         answers = self._groups.get(instruction, self._all)
         return answers.predict(num_input_tokens) if answers else None
+
+
+class RecentAnswers:
+    """The history of the newest answers, as they come."""
+
+    def __init__(self) -> None:
+        self._newest: deque[Answered] = deque(maxlen=MAX_SEEN)  # newest first
+        self._num_new = 0
+        self._history = AnswerHistory()
+
+    def add(self, answer: Answered) -> None:
+        self._newest.appendleft(answer)
+        self._num_new += 1
+
+    def predict(self, instruction: int, num_input_tokens: int) -> LengthPrediction | None:
+        """None if there have been too few answers."""
+        if self._num_new >= MIN_ANSWERS:
+            self._history, self._num_new = AnswerHistory(list(self._newest)), 0
+        return self._history.predict(instruction, num_input_tokens)
 
 
 class _Answers:

@@ -2,8 +2,9 @@
 (Magnus: every three).
 
 A forest is grown when there are enough observations for a first one, when enough predictions since the last
-one were wrong, or when there are twice as many observations; a model of hidden states when there is a tenth
-more answers. Both in a process of its own, so that its memory is freed and it can be killed safely.
+one were wrong, or when there are twice as many observations; the regressions on hidden states and on the
+tokens of prompts when there is a tenth more answers. All in a process of its own, so that its memory is freed
+and it can be killed safely.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from python_backends.prediction.versions import Learned, Version, existing, next
 MIN_OBSERVATIONS = 100  # for a first forest
 MIN_WRONG = 10  # wrong predictions since the last forest, for another one
 MAX_WRONG, MAX_ORDINARY = 2000, 2000  # observations of one fit, which takes some seconds of one processor
-MIN_STATES = 50  # answers for a first model of hidden states
+MIN_ANSWERS = 50  # for a first regression
 MIN_MORE, MORE = 25, 0.1  # answers more than the last one was learned from, for another one
 MAX_FIT_S = 120  # of a processor
 MAX_WAIT_S = 2 * 3600.0  # a fit that hangs
@@ -40,25 +41,26 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
     return known >= 2 * last.num_observations and last.num_observations < MAX_WRONG + MAX_ORDINARY
 
 
-def are_states_due(log: RequestLog, last: Version | None) -> bool:
+def is_regression_due(log: RequestLog, last: Version | None, what: Learned) -> bool:
+    count = log.num_states if what == Learned.STATES else log.num_texts
     if last is None:
-        return log.num_states() >= MIN_STATES
-    return log.num_states(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
+        return count() >= MIN_ANSWERS
+    return count(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
 
 
-def learn_states(directory: Path) -> Version | None:
-    """The next model of hidden states, from the log, becomes the current one. None if there is nothing to
-    learn from.
+def learn_regression(directory: Path, what: Learned) -> Version | None:
+    """The next regression on states or texts, from the log, becomes the current one. None if there is nothing
+    to learn from.
     """
     started_s = time.process_time()
     log = RequestLog(directory)
-    last_id, known = log.last_id(), log.states()
+    last_id, known = log.last_id(), log.states() if what == Learned.STATES else log.texts()
     log.close()
     if known is None:
         return None
-    model, number = learned(known), next_number(directory, Learned.STATES)
+    model, number = learned(known), next_number(directory, what)
     fit_s = round(time.process_time() - started_s, 2)
-    version = Version(number, time.time(), fit_s, len(known), "", last_id, Learned.STATES)
+    version = Version(number, time.time(), fit_s, len(known), "", last_id, what)
     publish(directory, version, model.save)
     return version
 
@@ -110,10 +112,17 @@ def _learn_within(directory: Path, encoder: str) -> None:
 
 def learn_what_is_due(directory: Path, encoder: str) -> None:
     log = RequestLog(directory)
-    wants_states = are_states_due(log, existing(directory, Learned.STATES))
-    wants_forest = is_due(log, encoder, existing(directory))
+    due = what_is_due(log, directory, encoder)
     log.close()
-    if wants_states:
-        learn_states(directory)
-    if wants_forest:
-        learn(directory, encoder)
+    for what in due:
+        if what == Learned.FOREST:
+            learn(directory, encoder)
+        else:
+            learn_regression(directory, what)
+
+
+def what_is_due(log: RequestLog, directory: Path, encoder: str) -> list[Learned]:
+    """The regressions first: they are quick."""
+    regressions = (Learned.STATES, Learned.TEXTS)
+    due = [what for what in regressions if is_regression_due(log, existing(directory, what), what)]
+    return [*due, Learned.FOREST] if is_due(log, encoder, existing(directory)) else due

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.messages import AnswerRecord, AtPromptEnd
 from python_backends.nouns.request import Finish
+from python_backends.prediction import token_counts
 from python_backends.prediction.forest import Observations
 from python_backends.prediction.history import MAX_ANSWERS, Answered
 from python_backends.prediction.state_model import KnownStates
 
 FILE = "requests.sqlite"
 ERROR_TOKENS, ERROR_SHARE = 10, 0.1
-_CENSORED = (Finish.LENGTH, Finish.DEADLINE, Finish.CANCELLED)
+CUT_SHORT = (Finish.LENGTH, Finish.DEADLINE, Finish.CANCELLED)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
   id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, instruction INTEGER,
@@ -45,8 +46,12 @@ _OF_STATES = {
     "end_quantiles": "BLOB",
     "end_version": "INTEGER",
 }
-_STATES_INDEX = "CREATE INDEX IF NOT EXISTS states ON answers (id) WHERE state IS NOT NULL"
-MAX_STATES = 4000  # the newest ones: 9 MB of a model with 576 numbers
+_LATER = {"token_buckets": "BLOB", **_OF_STATES}  # of the prompt; NULL: it is an old one
+_INDEXES = (
+    "CREATE INDEX IF NOT EXISTS states ON answers (id) WHERE state IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS texts ON answers (id) WHERE token_buckets IS NOT NULL",
+)
+MAX_STATES = 4000  # the newest ones: 9 MB of a model with 576 numbers; as many texts
 
 
 def instruction_id(text: str) -> int:
@@ -80,10 +85,11 @@ class RequestLog:
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(_SCHEMA)
             known = {row[1] for row in self._file.execute("PRAGMA table_info(answers)")}
-            for name, kind in _OF_STATES.items():
+            for name, kind in _LATER.items():
                 if name not in known:
                     self._file.execute(f"ALTER TABLE answers ADD COLUMN {name} {kind}")
-            self._file.execute(_STATES_INDEX)
+            for index in _INDEXES:
+                self._file.execute(index)
         else:
             self._file.execute("PRAGMA query_only=1")
 
@@ -95,23 +101,24 @@ class RequestLog:
     def add(self, records: Sequence[AnswerRecord]) -> None:
         """Adds those whose length says something, and deletes the oldest above the limit."""
         rows = [_row(record) for record in records if record.finish == Finish.STOP or _was_cut(record)]
-        marks = ", ".join("?" * (15 + len(_OF_STATES)))
+        marks = ", ".join("?" * (15 + len(_LATER)))
         with self._file:
             self._file.execute("BEGIN")
             self._file.executemany(
                 "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens,"
                 " num_output_tokens, ended, mean, quantiles, version, encoder, features, teaches, draw,"
-                f" instruction_text, input_text, {', '.join(_OF_STATES)}) VALUES ({marks})",
+                f" instruction_text, input_text, {', '.join(_LATER)}) VALUES ({marks})",
                 rows,
             )
             self._file.execute(
                 "DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers]
             )
-            self._file.execute(
-                "UPDATE answers SET state = NULL WHERE state IS NOT NULL AND id <="
-                " (SELECT id FROM answers WHERE state IS NOT NULL ORDER BY id DESC LIMIT 1 OFFSET ?)",
-                [MAX_STATES],
-            )
+            for column in ("state", "token_buckets"):
+                self._file.execute(
+                    f"UPDATE answers SET {column} = NULL WHERE {column} IS NOT NULL AND id <="
+                    f" (SELECT id FROM answers WHERE {column} IS NOT NULL ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    [MAX_STATES],
+                )
 
     # --- all processes read
 
@@ -181,6 +188,29 @@ class RequestLog:
             np.array(ended, bool),
         )
 
+    def num_texts(self, after_id: int = 0) -> int:
+        """The number of answers with tokens of their prompts after `after_id`."""
+        return int(
+            self._one("SELECT COUNT(*) FROM answers WHERE token_buckets IS NOT NULL AND id > ?", after_id)
+        )
+
+    def texts(self) -> KnownStates | None:
+        """The newest answers with tokens of their prompts, as numbers; None if there are none."""
+        rows = self._file.execute(
+            "SELECT token_buckets, num_prompt_tokens, num_output_tokens, ended FROM answers"
+            " WHERE token_buckets IS NOT NULL ORDER BY id DESC LIMIT ?",
+            [MAX_STATES],
+        ).fetchall()
+        if not rows:
+            return None
+        *prompts, lengths, ended = zip(*rows, strict=True)
+        return KnownStates(
+            token_counts.LAYER,
+            token_counts.rows_of(list(zip(*prompts, strict=True))),
+            np.array(lengths, np.float32),
+            np.array(ended, bool),
+        )
+
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """`columns` of the newest `count` answers, newest first."""
         return self._file.execute(
@@ -192,7 +222,7 @@ class RequestLog:
 
 
 def _was_cut(record: AnswerRecord) -> bool:
-    return record.finish in _CENSORED and record.num_output_tokens > 0
+    return record.finish in CUT_SHORT and record.num_output_tokens > 0
 
 
 def _row(record: AnswerRecord) -> tuple[Any, ...]:
@@ -214,6 +244,7 @@ def _row(record: AnswerRecord) -> tuple[Any, ...]:
         random.random(),
         record.instruction if record.user_input else None,
         record.user_input or None,
+        None if record.token_buckets is None else token_counts.kept(record.token_buckets),
         *_at_prompt_end(record.at_prompt_end),
     )
 

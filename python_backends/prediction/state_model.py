@@ -1,5 +1,5 @@
-"""Predicts a length from the hidden state at the end of the prompt: a ridge regression of log length, and
-around it the distribution of the answers of which nearly the same was predicted.
+"""Predicts a length from the hidden state at the end of the prompt, or from its tokens: a ridge regression of
+log length, and around it the distribution of the answers of which nearly the same was predicted.
 
 How far those were from what the others predict of them says how far this one may be: quantiles by conformal
 prediction, with Kaplan and Meier's estimate where answers were cut short. It is stored as plain arrays in one
@@ -27,7 +27,7 @@ class StateModelError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateModel:
-    layer: int  # after which the states were taken
+    layer: int  # after which the states were taken; `token_counts.LAYER`: no states, but counts of tokens
     weights: Doubles  # [hidden]
     offset: float
     logs: Doubles  # [answers] ascending: log length of each as the others predict it
@@ -79,7 +79,7 @@ class StateModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStates:
-    """The states of answers that have ended."""
+    """The states, or the counts of tokens, of answers that have ended."""
 
     layer: int
     states: Floats  # [answers, hidden]

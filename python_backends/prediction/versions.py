@@ -1,4 +1,4 @@
-"""What was learned, forests and models of hidden states, as files: one for each version, and a small file
+"""What was learned, forests and regressions, as files: one for each version, and a small file
 that names the current version.
 
 The small file is replaced atomically after its version is whole on disk, so that a reader finds a complete
@@ -23,10 +23,15 @@ class Learned(StrEnum):
     """Each begins the names of its files."""
 
     FOREST = "forest"
-    STATES = "states"
+    STATES = "states"  # a regression on hidden states
+    TEXTS = "texts"  # a regression on the tokens of prompts
 
 
-CURRENT = {Learned.FOREST: "current.json", Learned.STATES: "current-states.json"}
+CURRENT = {
+    Learned.FOREST: "current.json",
+    Learned.STATES: "current-states.json",
+    Learned.TEXTS: "current-texts.json",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class Version:
     learned_at_s: float  # Unix time
     fit_s: float  # processor time
     num_observations: int
-    encoder: str  # it understands the embeddings of this one; empty for hidden states
+    encoder: str  # it understands the embeddings of this one; empty for the others
     last_id: int  # of the request log: what it may have seen
     learned: Learned = Learned.FOREST
 

@@ -13,7 +13,7 @@ from python_backends.settings.sections.finetuning import FinetuningSettings
 from python_backends.settings.sections.front import FrontSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
-from python_backends.settings.sections.prediction import PredictionSettings
+from python_backends.settings.sections.prediction import NO_ENCODER, PredictionSettings
 from python_backends.settings.sections.scheduling import SchedulingSettings
 from python_backends.settings.sections.server import ServerSettings
 from python_backends.settings.sections.streams import StreamSettings
@@ -48,6 +48,11 @@ class Settings:
     def predicts_lengths(self) -> bool:
         """Whether lengths are predicted and learned: if the policy uses them."""
         return self.prediction.enabled and self.scheduling.uses_lengths
+
+    @property
+    def encodes_texts(self) -> bool:
+        """Whether the length predictor runs: if an encoder is named."""
+        return self.predicts_lengths and self.prediction.encoder != NO_ENCODER
 
     @property
     def exports_states(self) -> bool:

@@ -1,10 +1,12 @@
-"""What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's
-streams thread calls it.
+"""What was predicted of lengths, and what came true. Pure; the scheduler model's streams thread calls it.
 
-A length is asked for when it can be used: while requests compete for slots or memory (`ask_all`). Otherwise
-one request every `sample_every_s` is asked for, whichever comes next, so that there is something to learn
-from. What is predicted from the hidden state at the end of a prompt comes without being asked for, for every
-request; a length that is known so is not asked for any more. Of requests without either nothing is kept.
+Every request is predicted when it comes: from the tokens of its prompt, or from recent answers before
+anything is learned; and again from the hidden state at the end of its prompt, where the engine gives it.
+
+Where an encoder is named, the length predictor is asked as well, when its answer can be used: while requests
+compete for slots or memory (`ask_all`). Otherwise one request every `sample_every_s` is asked for, whichever
+comes next, so that there is something to learn from. A length that is known from a state is not asked for any
+more.
 
 No call blocks here: a question is put in a list that the caller empties, and an answer is taken when it
 comes. Only the log waits: an answer that has ended before its prediction came is logged when that comes.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,11 +27,14 @@ from python_backends.nouns.messages import AnswerRecord, AtPromptEnd, LengthAnsw
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
     Finish,
+    Ids,
     LengthPrediction,
     Request,
     Sampling,
     Subject,
 )
+from python_backends.prediction.history import Answered, RecentAnswers
+from python_backends.prediction.request_log import CUT_SHORT, instruction_id
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
@@ -37,19 +43,33 @@ MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; 
 MAX_ASKED = 64  # at once
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """A request as it came."""
+
+    subject: Subject
+    buckets: Ids | None  # of its prompt's tokens
+    said: LengthAnswer  # what was expected of it
+
+
 class Predictions:
     def __init__(
         self,
         metrics: Metrics,
         keep_prompts: bool,
         sample_every_s: float,
+        asks: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`asks`: there is a length predictor with an encoder."""
         self._metrics = metrics
         self._keep_prompts = keep_prompts
         self._sample_every_s = sample_every_s
         self._clock = clock
         self._sampled_s = clock() - sample_every_s
+        self._asks = asks
+        self._recent = RecentAnswers()
+        self._read: dict[int, _Read] = {}  # open
         self._unasked: dict[int, Subject] = {}  # open, and not wanted yet; in order of arrival
         # to be known, by request; None: not answered yet
         self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}
@@ -59,19 +79,35 @@ class Predictions:
         self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
         self._records: list[AnswerRecord] = []
 
-    def opened(self, request: Request) -> None:
-        """A request has come; its length is asked for if a sample for learning is due."""
-        if request.subject is None:
-            return
-        self._unasked[request.request_id] = request.subject
+    def opened(
+        self, request: Request, buckets: Ids | None = None, said: LengthAnswer = NOTHING
+    ) -> LengthPrediction | None:
+        """A request has come; `said`: by the regression on the `buckets` of its tokens. Returns what is
+        expected of it. The length predictor is asked if a sample for learning is due.
+        """
+        subject = request.subject
+        if subject is None:
+            return None
+        if said.prediction is None:
+            said = LengthAnswer(
+                self._recent.predict(instruction_id(subject.instruction), subject.num_input_tokens)
+            )
+        self._read[request.request_id] = _Read(subject, buckets, said)
+        self._count(said, "text" if said.version else "history")
+        if self._asks:
+            self._opened_for_sample(request.request_id, subject)
+        return said.prediction
+
+    def _opened_for_sample(self, request_id: int, subject: Subject) -> None:
+        self._unasked[request_id] = subject
         now_s = self._clock()
         if now_s - self._sampled_s >= self._sample_every_s:
             self._sampled_s = now_s
-            self._ask(request.request_id, self._unasked.pop(request.request_id))
+            self._ask(request_id, self._unasked.pop(request_id))
 
     def computed(self, request_id: int, at_prompt_end: AtPromptEnd) -> None:
         """The prompt of a request has been computed."""
-        if request_id not in self._unasked and request_id not in self._open:
+        if request_id not in self._read:
             return
         self._computed[request_id] = at_prompt_end
         if at_prompt_end.prediction is not None:
@@ -114,30 +150,33 @@ class Predictions:
         answer = answer if makes_sense else NOTHING
         record = self._ended.pop(request_id, None)
         if record is not None:
-            self._records.append(record.changed(predicted=answer))
+            self._records.append(record.changed(predicted=_joined(answer, record.predicted)))
         elif request_id in self._open:
             self._open[request_id] = (self._open[request_id][0], answer)
-            self._count(answer)
+            if answer.version:
+                self._count(answer, "forest")
         return makes_sense
 
     def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> None:
         at_prompt_end = self._computed.pop(request.request_id, None)
-        unasked = self._unasked.pop(request.request_id, None)
-        subject, answer = self._open.pop(request.request_id, (unasked, NOTHING))
-        was_asked = unasked is None
+        self._unasked.pop(request.request_id, None)
+        _, answer = self._open.pop(request.request_id, (None, NOTHING))
         if request.request_id in self._had_begun:
             self._had_begun.discard(request.request_id)
             self._pending.pop(request.request_id, None)
-            was_asked, answer = False, NOTHING
-        if subject is None or not (was_asked or at_prompt_end):
+            answer = NOTHING
+        read = self._read.pop(request.request_id, None)
+        if read is None:
             return
-        record = self._record(request, subject, num_output_tokens, finish, at_prompt_end)
+        record = self._record(request, read, num_output_tokens, finish, at_prompt_end)
         if at_prompt_end is not None and at_prompt_end.prediction is not None and finish == Finish.STOP:
             error = abs(float(at_prompt_end.prediction.quantiles[MEDIAN]) - num_output_tokens)
             self._metrics.observe("gapless_length_error_at_prompt_end_tokens", error)
+        self._add_to_recent(read.subject, num_output_tokens, finish)
+        said = _joined(answer or NOTHING, read.said)
+        self._observe(said, num_output_tokens, finish)
         if answer is not None:
-            self._observe(answer, num_output_tokens, finish)
-            self._records.append(record.changed(predicted=answer))
+            self._records.append(record.changed(predicted=said))
             return
         self._ended[request.request_id] = record
         if len(self._ended) > MAX_PENDING:
@@ -151,33 +190,50 @@ class Predictions:
     def _record(
         self,
         request: Request,
-        subject: Subject,
+        read: _Read,
         num_output_tokens: int,
         finish: Finish,
         at_prompt_end: AtPromptEnd | None,
     ) -> AnswerRecord:
         return AnswerRecord(
             at_s=time.time(),
-            instruction=subject.instruction,
+            instruction=read.subject.instruction,
             num_prompt_tokens=len(request.prompt),
-            num_input_tokens=subject.num_input_tokens,
+            num_input_tokens=read.subject.num_input_tokens,
             num_output_tokens=num_output_tokens,
             finish=finish,
-            predicted=NOTHING,
-            user_input=subject.user_input if self._keep_prompts else "",
+            predicted=read.said,
+            user_input=read.subject.user_input if self._keep_prompts else "",
             at_prompt_end=at_prompt_end,
+            token_buckets=read.buckets,
         )
 
-    def _count(self, answer: LengthAnswer) -> None:
+    def _add_to_recent(self, subject: Subject, num_output_tokens: int, finish: Finish) -> None:
+        if finish == Finish.STOP or (finish in CUT_SHORT and num_output_tokens > 0):
+            number = instruction_id(subject.instruction)
+            self._recent.add(
+                Answered(number, subject.num_input_tokens, num_output_tokens, finish == Finish.STOP)
+            )
+
+    def _count(self, answer: LengthAnswer, source: str) -> None:
         if answer.version:
             self._metrics.gauge("gapless_predictor_version", answer.version)
-        source = "none" if answer.prediction is None else "forest" if answer.version else "history"
+        source = "none" if answer.prediction is None else source
         self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
 
     def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
         if answer.prediction is not None and finish == Finish.STOP:
             error = abs(answer.prediction.mean - num_output_tokens)
             self._metrics.observe("gapless_length_prediction_error_tokens", error)
+
+
+def _joined(answer: LengthAnswer, read: LengthAnswer) -> LengthAnswer:
+    """`answer` of the length predictor if its forest says something; else what was `read`, with its
+    features.
+    """
+    if answer.version or read.prediction is None:
+        return answer
+    return answer.changed(prediction=read.prediction, version=read.version)
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:

@@ -23,8 +23,9 @@ from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, reader
 from python_backends.nouns.request import Feedback, Idle, Request
 from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.prediction import token_counts
 from python_backends.prediction.place import directory_of
-from python_backends.prediction.state_predictor import StatePredictor
+from python_backends.prediction.regressions import Regressions
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import FAILED_INSIDE, SERVER_ENDS, StreamTable
@@ -100,12 +101,15 @@ class TritonPythonModel:
         }
         self._spans = _spans(trace_url)
         self._predictions = Predictions(
-            self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s
+            self._metrics,
+            everything.prediction.keep_prompts,
+            everything.prediction.sample_every_s,
+            asks=everything.encodes_texts,
         )
-        self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
-        self._state_predictor = StatePredictor(partial(directory_of, everything))
-        if everything.exports_states:
-            self._state_predictor.start()
+        self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.encodes_texts else None
+        self._learned = Regressions(partial(directory_of, everything))
+        if everything.predicts_lengths:
+            self._learned.start()
         # else nothing is learned
         self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None
         self._shown = SchedulerMetrics(self._metrics, table, self._loads)
@@ -142,7 +146,7 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self.life.end()
-        self._state_predictor.close()
+        self._learned.close()
         self._control.close()
         self._link.close()
         if self._records is not None:
@@ -216,8 +220,16 @@ class TritonPythonModel:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
                 self._end(request.request_id, sender, failure(refusal, QUEUE_FULL), "its refusal")
-            else:
-                self._predictions.opened(request)
+            elif request.subject is not None:
+                self._observe("lengths could not be predicted", partial(self._predict_by_tokens, request))
+
+    def _predict_by_tokens(self, request: Request) -> None:
+        buckets = token_counts.buckets_of(request.prompt)
+        most = request.sampling.max_tokens
+        said = self._learned.read(buckets, len(request.prompt), most)
+        expected = self._predictions.opened(request, buckets, said)
+        if expected is not None:
+            self._table.predicted(request.request_id, expected)
 
     def _predict(self) -> None:
         """Takes the predictor's answers and asks for lengths that can be used, without waiting for either."""
@@ -228,7 +240,7 @@ class TritonPythonModel:
         for request_id, answer in self._predictor.take():
             if not self._predictions.answered(request_id, answer):
                 self._predictor.complain("it answers what can't be a length")
-            elif answer.prediction is not None and not self._predictions.is_known(request_id):
+            elif answer.version and answer.prediction and not self._predictions.is_known(request_id):
                 self._table.predicted(request_id, answer.prediction)
         if self._predictor.is_free:
             self._predictor.ask(self._predictions.take_questions())
@@ -242,7 +254,7 @@ class TritonPythonModel:
             if stream is None:
                 continue
             most = stream.request.sampling.max_tokens
-            found = self._state_predictor.predict(state, prompts.layer, most)
+            found = self._learned.predict(state, prompts.layer, most)
             self._predictions.computed(request_id, found)
             if found.prediction is not None:
                 self._table.predicted(request_id, found.prediction)

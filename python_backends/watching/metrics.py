@@ -44,7 +44,7 @@ GAUGES = {
     "gapless_finetuning_lent_blocks": "KV blocks that training uses at present; they count as free",
     "gapless_finetuning_loss": "Loss of the latest optimiser step of a job, in nats a token",
     "gapless_finetuning_jobs": "Jobs of the job directory by status (docs/finetuning.md)",
-    "gapless_predictor_version": "Version of the forest that predicted last; 0: no forest has",
+    "gapless_predictor_version": "Version of what predicted last from a text; 0: nothing has",
     "gapless_coalescing_seconds": "Time for which tokens are held, to be sent together",
     "gapless_start_time_seconds": "When the launcher was started, in Unix time",
 }
@@ -62,7 +62,7 @@ COUNTERS = {
     ),
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
-    "gapless_length_predictions_total": "Lengths predicted, by source: state, forest, history, none",
+    "gapless_length_predictions_total": "Lengths predicted, by source: state, text, forest, history, none",
     "gapless_instance_seconds_total": "Seconds that instances have run, summed over all instances",
     "gapless_scalings_total": "Times that there was one instance more or less, by direction: up, down",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",

@@ -19,14 +19,17 @@ from python_backends.prediction import learning, request_log
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.learning import (
     Fit,
-    are_states_due,
     is_due,
+    is_regression_due,
     learn,
     learn_apart,
-    learn_states,
+    learn_regression,
+    what_is_due,
 )
+from python_backends.prediction.regressions import Regressions
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.state_model import StateModel
+from python_backends.prediction.token_counts import buckets_of, numbers_of
 from python_backends.prediction.versions import CURRENT, KEPT, Learned, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
 from tests.support.records import ENCODER, record
@@ -262,11 +265,11 @@ def with_states(count: int, seed: int = 0, finish: Finish = Finish.STOP) -> list
 def test_hidden_states_are_learned_from_first_and_again_when_there_are_a_tenth_more(
     tmp_path: Path, log: RequestLog
 ) -> None:
-    log.add(with_states(learning.MIN_STATES - 1))
-    assert not are_states_due(log, None)
+    log.add(with_states(learning.MIN_ANSWERS - 1))
+    assert not is_regression_due(log, None, Learned.STATES)
     log.add(with_states(400, seed=1))
-    assert are_states_due(log, None)
-    version = learn_states(tmp_path)
+    assert is_regression_due(log, None, Learned.STATES)
+    version = learn_regression(tmp_path, Learned.STATES)
     assert version is not None
     assert version == current(tmp_path, Learned.STATES)
     assert current(tmp_path) is None, "no forest"
@@ -275,10 +278,58 @@ def test_hidden_states_are_learned_from_first_and_again_when_there_are_a_tenth_m
     assert found is not None
     assert found.mean == pytest.approx(np.exp(5), rel=0.15)
     log.add(with_states(round(learning.MORE * version.num_observations) - 1, seed=2))
-    assert not are_states_due(log, version)
+    assert not is_regression_due(log, version, Learned.STATES)
     log.add(with_states(1, seed=3))
-    assert are_states_due(log, version)
+    assert is_regression_due(log, version, Learned.STATES)
     assert not is_due(log, ENCODER, None), "there are no features"
+
+
+def with_tokens(count: int, seed: int = 0) -> list[AnswerRecord]:
+    """Prompts of twelve tokens; one that has the token 7 is answered at length."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        prompt = generator.integers(100, 200, 12).astype(np.int32)
+        prompt[3] = 7 if number % 2 else 8
+        buckets = buckets_of(prompt)
+        answer = record(num_output=200 if number % 2 else 20, features=False)
+        found.append(answer.changed(token_buckets=buckets, num_prompt_tokens=12))
+    return found
+
+
+def test_tokens_of_prompts_are_learned_from_and_again_when_there_are_a_tenth_more(
+    tmp_path: Path, log: RequestLog
+) -> None:
+    log.add([*with_tokens(learning.MIN_ANSWERS - 1), *answers(10, 2)])
+    assert not is_regression_due(log, None, Learned.TEXTS)
+    log.add(with_tokens(200, seed=1))
+    assert what_is_due(log, tmp_path, ENCODER) == [Learned.TEXTS]
+    version = learn_regression(tmp_path, Learned.TEXTS)
+    assert version is not None
+    assert version == current(tmp_path, Learned.TEXTS)
+    model = Regressions(lambda: tmp_path)
+    model.look()
+    found = [
+        model.read(buckets_of(np.array([*range(150, 161), last], np.int32)), 12, 1000) for last in (7, 8)
+    ]
+    long, short = (each.prediction for each in found)
+    assert long is not None
+    assert short is not None
+    assert long.mean > 3 * short.mean
+    log.add(with_tokens(learning.MIN_MORE, seed=2))
+    assert what_is_due(log, tmp_path, ENCODER) == [Learned.TEXTS]
+
+
+def test_the_oldest_tokens_are_dropped(log: RequestLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "MAX_STATES", 10)
+    log.add(with_tokens(18))
+    assert (log.num_answers(), log.num_texts()) == (18, 10)
+    known = log.texts()
+    assert known is not None
+    assert known.lengths.tolist() == [200, 20] * 5
+    expected = with_tokens(18)[-1].token_buckets
+    assert expected is not None
+    assert known.states[0].tolist() == numbers_of(expected, 12).tolist()
 
 
 def test_of_hidden_states_only_those_like_the_newest_are_learned_from(log: RequestLog) -> None:
@@ -311,11 +362,12 @@ def test_a_log_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
         file.execute("INSERT INTO answers (num_output_tokens, ended) VALUES (5, 1)")
     log = RequestLog(tmp_path, 100)
     log.add(with_states(2))
-    assert (log.num_answers(), log.num_states()) == (3, 2)
+    log.add(with_tokens(1))
+    assert (log.num_answers(), log.num_states(), log.num_texts()) == (4, 2, 1)
 
 
 def test_a_process_of_its_own_learns_what_is_due_and_nothing_else(tmp_path: Path, log: RequestLog) -> None:
-    log.add(with_states(learning.MIN_STATES))
+    log.add(with_states(learning.MIN_ANSWERS))
     assert ended(learn_apart(tmp_path, ENCODER)) == 0
     assert current(tmp_path) is None
     assert current(tmp_path, Learned.STATES) is not None

@@ -18,7 +18,6 @@ from python_backends.settings import (
     AdapterSettings,
     EngineSettings,
     ModelSettings,
-    PredictionSettings,
     Settings,
     SettingsError,
     load,
@@ -76,24 +75,6 @@ def test_the_fastest_that_computes_the_checkpoint_is_chosen(
     expected: tuple[str, str],
 ) -> None:
     assert chosen(tmp_path, flags, config, **settings) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked", "expected"),
-    [
-        ("torch", PredictionSettings(), "none"),
-        ("openvino", PredictionSettings(), "none"),
-        ("tensorrt_llm", PredictionSettings(), "packaged"),
-        ("torch", PredictionSettings(states=False), "packaged"),
-        ("torch", PredictionSettings(enabled=False), "packaged"),
-        ("torch", PredictionSettings(encoder="LaBSE"), "LaBSE"),
-    ],
-)
-def test_the_sentence_encoder_is_taken_where_no_hidden_states_are_given(
-    kind: str, asked: PredictionSettings, expected: str
-) -> None:
-    given = Settings(engine=EngineSettings(kind=kind), prediction=asked)
-    assert choose(given, AMX).settings.prediction.encoder == expected
 
 
 @pytest.mark.parametrize("config", ["", "[]"], ids=["not JSON", "no table"])

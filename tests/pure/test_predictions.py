@@ -90,20 +90,24 @@ def nobody(number: int) -> bool:
     return False
 
 
-def test_while_nobody_competes_one_request_in_a_while_is_asked_for_and_only_its_end_is_logged() -> None:
+def test_while_nobody_competes_one_request_in_a_while_is_asked_for_and_all_are_logged() -> None:
     clock = Clock()
     books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=clock)
     for number in range(12):
         books.opened(request(number))
         for asked, _ in books.take_questions():
-            books.answered(asked, LengthAnswer(GOOD, 1))
+            books.answered(asked, LengthAnswer(GOOD, 1, np.ones(21, np.float32), "packaged"))
         books.ended(request(number), 7, Finish.STOP)
         clock.now_s += 1.0
-    assert len(books.take_records()) == 3
-    assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 3
-    assert not any((books._unasked, books._open, books._pending, books._ended, books._had_begun)), (
-        "of the others nothing is kept"
-    )
+    records = books.take_records()
+    assert len(records) == 12
+    assert [n for n, each in enumerate(records) if each.predicted.features is not None] == [0, 5, 10]
+    assert is_empty(books)
+
+
+def is_empty(books: Predictions) -> bool:
+    kept = (books._unasked, books._open, books._computed, books._pending, books._ended, books._had_begun)
+    return not any((*kept, books._read))
 
 
 def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first() -> None:
@@ -140,7 +144,8 @@ def test_every_request_whose_prompt_was_computed_is_logged_with_its_state() -> N
     assert [each.at_prompt_end is not None for each in records] == [True] * 4
     errors = books._metrics.histograms["gapless_length_error_at_prompt_end_tokens"]
     assert (sum(errors.counts), errors.sum) == (1, 2)
-    assert not any((books._unasked, books._open, books._computed, books._ended, books._had_begun))
+    books.take_questions()
+    assert is_empty(books)
 
 
 def test_a_length_that_its_state_tells_is_not_asked_for() -> None:
@@ -176,7 +181,7 @@ def test_what_had_begun_before_it_was_asked_for_teaches_nothing() -> None:
         assert books.answered(asked, LengthAnswer(GOOD, 1))
     for number in (1, 2, 3):
         books.ended(request(number), 7, Finish.STOP)
-    assert len(books.take_records()) == 1
+    assert [each.predicted.version for each in books.take_records()] == [0, 0, 1]
     assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 1
 
 
@@ -242,7 +247,7 @@ def test_what_is_never_answered_is_logged_without_a_prediction() -> None:
         books.ended(request(number), 7, Finish.STOP)
     records = books.take_records()
     assert len(records) == MAX_PENDING + 5
-    assert all(record.predicted.prediction is None for record in records)
+    assert all(record.predicted.version == 0 for record in records), "recent answers say it"
     books.ended(request(0), 7, Finish.STOP)
     assert books.take_records() == []
 
@@ -266,6 +271,62 @@ def test_what_can_be_no_length_is_not_taken(nonsense: LengthPrediction) -> None:
     assert not books.answered(1, LengthAnswer(nonsense, 1))
     books.ended(request(1), 7, Finish.STOP)
     assert books.take_records()[0].predicted.prediction is None
+
+
+# --- from the tokens of the prompt, and before they are learned from
+
+
+def without_encoder() -> Predictions:
+    return Predictions(Metrics(), keep_prompts=False, sample_every_s=0.0, asks=False)
+
+
+BUCKETS = np.array([3, 3, 70], np.int32)
+
+
+def test_every_request_is_predicted_from_its_tokens_and_nothing_is_asked() -> None:
+    books = without_encoder()
+    assert books.opened(request(1), BUCKETS, LengthAnswer(GOOD, 4)) is GOOD
+    books.ask_all(nobody)
+    assert books.take_questions() == []
+    books.computed(1, at_prompt_end(GOOD))
+    assert books.is_known(1)
+    books.ended(request(1), 7, Finish.STOP)
+    (record,) = books.take_records()
+    assert (record.predicted.prediction, record.predicted.version) == (GOOD, 4)
+    assert record.token_buckets is BUCKETS
+    assert record.at_prompt_end is not None
+    counters = books._metrics.counters
+    assert counters["gapless_length_predictions_total", (("source", "text"),)] == 1
+    assert books._metrics.histograms["gapless_length_prediction_error_tokens"].sum == 2
+    assert is_empty(books)
+
+
+def test_before_anything_is_learned_recent_answers_say_the_length() -> None:
+    books, said = without_encoder(), []
+    for number in range(7):
+        said.append(books.opened(request(number), BUCKETS))
+        books.ended(request(number), 7 if number else 0, Finish.STOP if number else Finish.CANCELLED)
+    assert said[:6] == [None] * 6, "the first answer had no tokens, and five are needed"
+    assert said[6] is not None
+    assert said[6].mean == pytest.approx(7)
+    counters = books._metrics.counters
+    assert counters["gapless_length_predictions_total", (("source", "history"),)] == 1
+    assert counters["gapless_length_predictions_total", (("source", "none"),)] == 6
+
+
+def test_what_the_forest_says_replaces_what_the_tokens_say_and_its_features_are_kept_anyway() -> None:
+    books, features = predictions(), np.ones(21, np.float32)
+    other = prediction(8, 1, 2, 8, 9, 10, 20)
+    for number in (1, 2):
+        books.opened(request(number), BUCKETS, LengthAnswer(GOOD, 4))
+    books.answered(1, LengthAnswer(other, 9, features, "packaged"))
+    books.answered(2, LengthAnswer(other, 0, features, "packaged"))
+    for number in (1, 2):
+        books.ended(request(number), 7, Finish.STOP)
+    first, second = (record.predicted for record in books.take_records())
+    assert (first.prediction, first.version) == (other, 9)
+    assert (second.prediction, second.version) == (GOOD, 4), "recent answers alone know less"
+    assert first.features is second.features is features
 
 
 # --- through the table to the instance

@@ -310,11 +310,11 @@ def deep_bodies(levels: int) -> Iterator[tuple[str, str]]:
         for field in ("text_input", "max_tokens", "unknown"):
             yield "ensemble/generate", f'{{"{field}": {deep}}}'
         yield "ensemble/generate_stream", f'{{"stream": true, "stop_words": {deep}}}'
-        tensor = '{"name": "subjects", "datatype": "UINT8", "shape": [1, 1], "data": '
-        for path in ("length_predictor/infer", "tokenizer/infer", "ensemble/infer"):
+        tensor = '{"name": "token_window", "datatype": "UINT8", "shape": [1, 1], "data": '
+        for path in ("detokenizer/infer", "tokenizer/infer", "ensemble/infer"):
             yield path, f'{{"inputs": [{tensor}{deep}}}]}}'
-        yield "length_predictor/infer", f'{{"inputs": {deep}}}'
-        yield "length_predictor/infer", f'{{"parameters": {deep}}}'
+        yield "detokenizer/infer", f'{{"inputs": {deep}}}'
+        yield "detokenizer/infer", f'{{"parameters": {deep}}}'
     yield "ensemble/generate", "[" * levels
 
 

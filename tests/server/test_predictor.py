@@ -1,5 +1,5 @@
-"""The length predictor beside a real server: it is asked, and whatever
-becomes of it, answers come as if it were not there.
+"""The length predictor beside a real server, where an encoder is named: it is asked, and whatever becomes of
+it, answers come as if it were not there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from tests.support.server.serving import ROOT, Answer, Gapless, busyness, settled, wait_for
 from tests.support.toy_engine import toy_settings
 
+ENCODED = {"prediction.encoder": "packaged"}
 WELL, SLEEPING = "well", "sleep"
 COMPLAINT = "serving goes on without its predictions"
 MOODY = """
@@ -66,10 +67,14 @@ class Moody:
         self._mood = directory / "mood"
         self.set(WELL)
         (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
-        settings = {**toy_settings(toy_model, step_ms=5), "engine.slots": 2}
-        self.gapless = Gapless(
-            **settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0}
-        )
+        settings = {
+            **toy_settings(toy_model, step_ms=5),
+            **ENCODED,
+            "engine.slots": 2,
+            "server.model_repository": repository,
+            "prediction.sample_every_s": 0,
+        }
+        self.gapless = Gapless(**settings)
 
     def set(self, mood: str) -> None:
         self._mood.write_text(mood)
@@ -93,11 +98,8 @@ def moody(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator
 
 
 def num_predicted(gapless: Gapless) -> float:
-    return sum(
-        value
-        for name, value in gapless.metrics().items()
-        if name.startswith("gapless_length_predictions_total")
-    )
+    """By the predictor, as if by its forest."""
+    return gapless.metrics().get('gapless_length_predictions_total{source="forest"}', 0)
 
 
 def test_a_predictor_that_is_well_is_asked_and_heard(moody: Moody) -> None:
@@ -161,7 +163,7 @@ def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> Non
 
 @pytest.fixture
 def gapless(toy_model: Path) -> Iterator[Gapless]:
-    served = Gapless(**{**toy_settings(toy_model), "scheduling.policy": "ours"})
+    served = Gapless(**{**toy_settings(toy_model), **ENCODED, "scheduling.policy": "ours"})
     yield served
     assert served.stop() == 0, served.log
 
@@ -176,6 +178,23 @@ def test_the_predictor_stands_back(gapless: Gapless) -> None:
     status, text = gapless.post("/v2/models/length_predictor/infer", forged())
     assert status != 200
     assert "not for clients" in text
+
+
+def test_without_an_encoder_there_is_no_such_process_and_lengths_are_predicted_all_the_same(
+    toy_model: Path,
+) -> None:
+    gapless = Gapless(**{**toy_settings(toy_model), "scheduling.policy": "ours"})
+    try:
+        assert gapless.stub_pid("scheduler")
+        lines = (" ".join(words) for words in gapless.command_lines().values())
+        assert not [line for line in lines if "/length_predictor/" in line]
+        for number in range(10):
+            gapless.generate(text_input=f"Say it: {number}", max_tokens=5)
+        wait_for(
+            lambda: gapless.metrics().get('gapless_length_predictions_total{source="history"}', 0) > 0, 60
+        )
+    finally:
+        assert gapless.stop() == 0, gapless.log
 
 
 def forged() -> dict[str, object]:

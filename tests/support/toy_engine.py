@@ -236,4 +236,4 @@ def toy_settings(model: Path | str, **options: float) -> dict[str, Any]:
     return {"model.directory": model, "engine.kind": TOY, "engine.options": text}
 
 
-KIND = EngineKind(ToyEngine, warms_up=False, has_weights=False, gives_states=True)
+KIND = EngineKind(ToyEngine, warms_up=False, has_weights=False)

@@ -13,38 +13,35 @@ NO_ENCODER, PACKAGED = "none", "packaged"
 class PredictionSettings:
     enabled: bool = setting(
         True,
-        "predict the lengths of answers, while requests compete and if the policy uses lengths: ours, hrrn"
-        " (docs/prediction.md); false, or another policy: no predictor, no learner, no log",
+        "predict the lengths of answers, if the policy uses lengths: ours, hrrn (docs/prediction.md); false,"
+        " or another policy: no learner, no log",
     )
     directory: str = setting(
         "run/prediction",
-        "the request log and the forest learned from it, in one directory for each checkpoint; relative to"
+        "the request log and what was learned from it, in one directory for each checkpoint; relative to"
         " this folder",
     )
     encoder: str = setting(
-        "auto",
-        "what reads texts before their prompts are computed: packaged (all-MiniLM-L6-v2) | none: recent"
-        " answers alone say their lengths | auto: packaged where no hidden states are given, else none | a"
-        " directory or a name in the local Hugging Face cache, such as LaBSE (the paper's)",
+        NO_ENCODER,
+        "Magnus's features and forest besides, in a process of their own: packaged (all-MiniLM-L6-v2) | a"
+        " directory or a name in the local Hugging Face cache, such as LaBSE (the paper's) | none",
     )
     encoder_from: int = setting(
         200,
-        "the encoder (400 MB) is loaded when the log has this many answers; before, lengths are predicted"
-        " from recent answers alone",
+        "the encoder (400 MB), if there is one, is loaded when the log has this many answers",
         0,
         1 << 30,
     )
     processor_share: float = setting(
         0.03,
-        "share of the machine's processors, and at most one of them, for encoding; beyond it, lengths are"
-        " predicted from recent answers alone",
+        "share of the machine's processors, and at most one of them, for encoding",
         0.0,
         1.0,
     )
     sample_every_s: float = setting(
         5.0,
-        "while slots and memory suffice for all requests, one request in this time is predicted, for"
-        " learning; 0: all",
+        "while slots and memory suffice for all requests, one request in this time is encoded, for learning;"
+        " 0: all",
         0.0,
         86_400.0,
     )
@@ -54,6 +51,6 @@ class PredictionSettings:
     states: bool = setting(
         True,
         "engines torch and openvino give the hidden state at the end of each prompt, from which the length of"
-        " its answer is predicted; false: from its text alone",
+        " its answer is predicted; false: from its tokens alone",
     )
     keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")

@@ -23,6 +23,7 @@ from python_backends.nouns.order import Order
 from python_backends.nouns.request import Feedback, Finish, Idle, ModelLimits, Request, Sampling, Subject
 from python_backends.nouns.step import PromptStates, Tokens
 from python_backends.prediction.state_model import StateModel
+from python_backends.prediction.token_counts import LAYER, WIDTH
 from python_backends.prediction.versions import Learned, Version
 from python_backends.settings import dump, load
 from python_backends.wires import sessions
@@ -33,6 +34,7 @@ from tests.pure.triton_models.conftest import Sender
 from tests.support.server.serving import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
+ENCODED = {"prediction.enabled": "true", "prediction.encoder": "packaged"}
 
 
 class Model:
@@ -205,7 +207,7 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     assert sender.sent[-1] == (True, "the server is shutting down [shutting_down]")
 
 
-@pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+@pytest.mark.parametrize("served", [ENCODED], indirect=True)
 def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls come from a thread of their own."""
     asked, woken = threading.Event(), threading.Event()
@@ -264,6 +266,23 @@ def test_tokens_are_put_together_once_sending_takes_too_long(
     wait_for(lambda: served.table.delivery.interval_s > 0, 10)
 
 
+@pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+def test_every_request_is_predicted_from_its_tokens_when_it_comes(served: Model) -> None:
+    assert served.model._predictor is None, "no encoder is named"
+    weights, lengths = np.zeros(WIDTH), np.full(30, 7.0)
+    model = StateModel(LAYER, weights, np.log(7.0), np.log(lengths), lengths, np.ones(30, bool))
+    served.model._learned._known = {Learned.TEXTS: (Version(4, 0.0, 0.0, 30, "", 30, Learned.TEXTS), model)}
+    sender = served.ask(1, subject=Subject("Say it", "hello", 1))
+    wait_for(lambda: served.table.find(1).prediction, 10)
+    assert served.table.find(1).prediction.mean == pytest.approx(7)
+    served.model._learned._known = {Learned.TEXTS: None}
+    other = served.ask(2, subject=Subject("Say it", "hello", 1))
+    served.tell(tokens(1, 5, finish=Finish.STOP), tokens(2, 5))
+    wait_for(lambda: sender.is_closed, 10)
+    assert served.table.find(2).prediction is None
+    assert is_undisturbed(other)
+
+
 class TestStates:
     """Hidden states at the ends of prompts, as an instance gives them."""
 
@@ -287,7 +306,7 @@ class TestStates:
         assert not served.model._predictions.is_known(1), "nothing was learned yet"
         assert served.table.find(1).prediction is None
         version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
-        served.model._state_predictor._known = version, self.learned(7)
+        served.model._learned._known = {Learned.STATES: (version, self.learned(7))}
         served.tell(self.prompts(1, 99))
         wait_for(lambda: served.model._predictions.is_known(1), 10)
         assert served.table.find(1).prediction.mean == pytest.approx(7)
@@ -302,7 +321,7 @@ class TestStates:
         version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
         broken = self.learned(7)
         object.__setattr__(broken, "lengths", np.full(3, np.nan))
-        served.model._state_predictor._known = version, broken
+        served.model._learned._known = {Learned.STATES: (version, broken)}
         served.tell(self.prompts(1), tokens(1, 5))
         wait_for(lambda: len(served.table.find(1).tokens) == 1, 10)
         monkeypatch.setattr(StateModel, "predict", lambda *_: 1 / 0)

@@ -29,7 +29,6 @@ INNER = {
     "tokenizer": "text_input",
     "scheduler": "request",
     "detokenizer": "token_window",
-    "length_predictor": "subjects",
 }
 SECRETS = ("Traceback", "python_backends", "site-packages", "/dev/shm")
 READ_S = 2.0  # how long a broken connection is read
@@ -214,7 +213,7 @@ def _fields(rng: random.Random) -> Attack:
 
 def _inner(rng: random.Random) -> Attack:
     """Direct calls of the models that stand behind the door, with anything."""
-    model = rng.choice(["scheduler", "detokenizer", "length_predictor", "tokenizer"])
+    model = rng.choice(["scheduler", "detokenizer", "tokenizer"])
     name, content = INNER[model], rng.randbytes(rng.choice([0, 1, 15, 16, 17, 64, 4096]))
     if rng.random() < 0.5:
         body = json.dumps({name: list(content)}).encode()
