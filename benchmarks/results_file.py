@@ -38,6 +38,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "drift": PREDICTED,
     "finetuning_memory": FINETUNED,
     "finetuning_speed": FINETUNED,
+    "front_cost": (*SERVED, "front", "benchmarks/triton_cost.py"),
     "gpu": (*SERVED, "benchmarks/coserving", "benchmarks/migration"),
     "gpu_floor": ("python_backends/engine", "benchmarks/gpu"),
     "host_time": ("python_backends",),

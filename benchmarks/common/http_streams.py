@@ -100,7 +100,10 @@ class HttpStreams:
         for now, part in came:
             *events, begun = (begun + part).split(b"\n\n")
             for event in events:
-                chunk = json.loads(event[event.index(b"data: ") + len(b"data: ") :])
+                data = event.partition(b"data: ")[2]
+                if data in (b"", b"[DONE]"):  # a comment, and the end of OpenAI's streams
+                    continue
+                chunk = json.loads(data)
                 self.num_events += 1
                 if "error" in chunk:
                     raise RuntimeError(chunk["error"])

@@ -32,6 +32,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "coserving": (),
     "drift": (),
     "agreement": (),
+    "front_cost": ("--part", "toy"),
     "finetuning_memory": (),
     "finetuning_speed": (),
     "magnus": ("--simulate", "20,0.05,0.2"),
