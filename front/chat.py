@@ -9,19 +9,19 @@ from starlette.responses import Response
 
 from client.async_client import AsyncClient
 from client.parameters import Parameters
-from client.wire import Message, Piece
+from client.wire import Piece
 from front.answering import Answering, finish_reason
 from front.asks import ChatAsk
 from front.errors import refused
+from front.expecting import expected_of
 from front.fields import read_ask
 from front.messages import plain_messages
 from front.model import Model
 from front.parameters import parameters_of
-from front.parts.answer import Parts, has_parts, open_thought, schemas_of
+from front.parts.answer import Parts, has_parts
 from front.parts.chat import ChatParts
-from front.parts.machine import Expected
 from front.tokens import TokenTexts
-from front.tools import Tool, custom_of, ending_of, extras_of, of_openai, thinking
+from front.tools import Tool, custom_of, extras_of, of_openai, thinking
 
 
 def answer_chat(body: bytes, model: Model, client: AsyncClient) -> Response:
@@ -38,12 +38,12 @@ class Chat(Answering):
         """Raises ProblemError."""
         longest = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
         messages = plain_messages(ask.messages, model)
-        tools, extras, ending = _extras(ask, model, messages)
+        tools = list(of_openai(ask.tools or ())) if ask.tool_choice != "none" else []
+        extras = _extras(ask, model, tools)
         choices = parameters_of(ask, longest, model)
         if ask.top_logprobs and not ask.logprobs:
             raise refused("top_logprobs", f" = {ask.top_logprobs}: needs logprobs = true")
-        calls_one = ask.parallel_tool_calls is False
-        expected = Expected(schemas_of(tools), int(calls_one), open_thought(model.form, ending))
+        expected = expected_of(model, messages, tools, extras, ask.parallel_tool_calls is False)
         for parameters in choices:
             parameters.update(extras)
             if has_parts(model, expected):
@@ -58,7 +58,7 @@ class Chat(Answering):
         self._begun: set[int] = set()  # numbers of the answers whose first chunk was sent
 
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        list(self._made[number].deltas(self._parts[number].add(piece)))
+        list(self._deltas(number, piece))
         return {
             "index": number,
             "message": self._made[number].message(),
@@ -72,13 +72,18 @@ class Chat(Answering):
             self._begun.add(number)
             yield _delta(number, {"role": "assistant", "content": ""})
         scores = self._log_probs(number, piece)
-        for delta in self._made[number].deltas(self._parts[number].add(piece)):
+        for delta in self._deltas(number, piece):
             yield _delta(number, delta, scores)
             scores = None
         if scores and scores["content"]:
             yield _delta(number, {"content": ""}, scores)
         if piece.finish_reason:
             yield _delta(number, {}, reason=self._reason(number, piece))
+
+    def _deltas(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        yield from self._made[number].deltas(self._parts[number].add(piece))
+        if piece.finish_reason:
+            self._usage.num_thought_tokens += self._parts[number].num_thought_tokens
 
     def _reason(self, number: int, piece: Piece) -> str | None:
         reason = finish_reason(piece)
@@ -90,10 +95,8 @@ class Chat(Answering):
         return {"content": self._texts[number].entries(piece), "refusal": None}
 
 
-def _extras(ask: ChatAsk, model: Model, messages: list[Message]) -> tuple[list[Tool], Parameters, str]:
-    """Returns the tools that the answer may call, what the ensemble is asked besides the messages, and the
-    prompt's end. Raises ProblemError.
-    """
+def _extras(ask: ChatAsk, model: Model, tools: list[Tool]) -> Parameters:
+    """Raises ProblemError."""
     if ask.tool_choice not in (None, "auto", "none"):
         said = ": an answer can't be made to call a tool here; leave it out, or send auto"
         raise refused("tool_choice", said, "unsupported_value")
@@ -103,11 +106,7 @@ def _extras(ask: ChatAsk, model: Model, messages: list[Message]) -> tuple[list[T
     if ask.add_generation_prompt not in (None, not continues):
         raise refused("add_generation_prompt", ": must be true, or false with continue_final_message")
     named = {**thinking(ask.reasoning_effort, "reasoning_effort"), **(ask.chat_template_kwargs or {})}
-    tools = list(of_openai(ask.tools or ())) if ask.tool_choice != "none" else []
-    extras = extras_of(model, tools, named, continues)
-    if "tools" not in extras:
-        tools = []
-    return tools, cast(Parameters, extras), ending_of(model, messages, tools, named, continues)
+    return cast(Parameters, extras_of(model, tools, named, continues))
 
 
 def _delta(number: int, delta: Any, scores: Any = None, reason: str | None = None) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Tokenizing:
         ask = read_body(body, CountAsk)
         check(ask)
         self._model.adapter(ask.model)
-        messages, extras = prompt_of(ask, self._model)
+        messages, _tools, extras = prompt_of(ask, self._model)
         return {"input_tokens": len(self._ids(messages=json.dumps(messages), **extras))}
 
     def detokenize(self, body: bytes) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from client.wire import Message
 from front.errors import refused
 from front.model import Model
-from python_backends.text.door.chat import Extras
 
 log = logging.getLogger("gapless.front")
 
@@ -71,22 +69,14 @@ def custom_of(tools: Iterable[Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def ending_of(
-    model: Model,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    named: Mapping[str, Any],
-    continues: bool,
-) -> str:
-    """Returns the end of the prompt, behind the last user's message, as the model's template writes it: an
-    answer may begin within a thought.
-    """
-    if model.form is None or not model.form.thoughts or model.template is None:
-        return ""
-    if continues:
-        return str(messages[-1].get("content") or "")
-    system = [message for message in messages[:1] if message["role"] == "system"]
-    return model.template.ending(system, Extras(tools=tuple(tools), named=named))
+def namespaces_of(tools: Iterable[Any]) -> dict[str, str]:
+    """Returns the namespaces of the tools that are in one, by the tools' names."""
+    return {
+        tool["function"]["name"]: str(given.get("name") or "")
+        for given in tools
+        if isinstance(given, Mapping) and given.get("type") == "namespace"
+        for tool in of_openai([given])
+    }
 
 
 def thinking(effort: Any, name: str) -> dict[str, Any]:

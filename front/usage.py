@@ -15,6 +15,7 @@ class Usage:
         self._prompts: dict[int, int] = {}  # by number of the prompt
         self._cached: dict[int, int] = {}  # of these, the tokens that were not computed again
         self._num_output_tokens = 0
+        self.num_thought_tokens = 0  # of these
 
     def add(self, number: int, piece: Piece) -> None:
         """A piece of the answer `number`."""
@@ -26,10 +27,12 @@ class Usage:
         self._num_output_tokens += piece.num_output_tokens or 0
 
     def plain(self) -> dict[str, Any]:
-        num_prompt = sum(self._prompts.values())
+        num_prompt, num_thought = sum(self._prompts.values()), self.num_thought_tokens
+        details = {"completion_tokens_details": {"reasoning_tokens": num_thought}} if num_thought else {}
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": self._num_output_tokens,
             "total_tokens": num_prompt + self._num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            **details,
         }

@@ -13,10 +13,13 @@ from client.parameters import Parameters
 from client.wire import Piece
 from front.anthropic import errors
 from front.anthropic.asks import MessagesAsk, check
+from front.anthropic.blocks import Blocks
 from front.anthropic.prompt import prompt_of
+from front.expecting import expected_of
 from front.fields import read_body
 from front.model import Model
 from front.parameters import parameters_of
+from front.parts.answer import Parts, has_parts
 from front.responses import Events, Manner, Whole, event
 from front.stopped_by import StoppedBy
 from front.until_full import MOST_TOKENS, until_full
@@ -37,14 +40,18 @@ class Message:
 
     def __init__(self, ask: MessagesAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
-        messages, extras = prompt_of(ask, model)
+        messages, tools, extras = prompt_of(ask, model)
+        calls_one = bool((ask.tool_choice or {}).get("disable_parallel_tool_use"))
+        expected = expected_of(model, messages, tools, extras, calls_one)
         (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
-        if ask.stop_sequences:
-            parameters["return_output_ids"] = True  # which word ended it
+        if ask.stop_sequences or has_parts(model, expected):
+            parameters["return_output_ids"] = True  # which word ended it, where its parts begin
         self._is_streamed = bool(ask.stream)
         self._came = until_full(client, (messages, parameters), self._is_streamed)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)
+        self._parts = Parts(model, expected)
+        self._blocks = Blocks((ask.thinking or {}).get("display") == "omitted")
         self._num_output_tokens = 0
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
@@ -60,9 +67,10 @@ class Message:
         """Raises ProblemError."""
         async for _, piece in self._came:
             self._add(piece)
-            content = [{"type": "text", "text": piece.text, "citations": None}] if piece.text else []
-            made = {**self._head, "content": content, **self._end(piece), "usage": self._usage(piece)}
-        return made
+            self._blocks.add(self._parts.add(piece))
+            self._blocks.finish()
+            made = {**self._head, "content": self._blocks.content, **self._end(piece)}
+        return {**made, "usage": self._usage(piece)}
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """Raises ProblemError."""
@@ -70,23 +78,19 @@ class Message:
         async for _, piece in self._came:
             if not has_begun:
                 has_begun = True
-                for each in self._begin(piece):
-                    yield each
+                yield self._begin(piece)
             self._add(piece)
-            if piece.text:
-                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text})
+            for each in self._blocks.add(self._parts.add(piece)):
+                yield each
             if piece.finish_reason:
-                yield _event("content_block_stop", index=0)
+                for each in self._blocks.finish():
+                    yield each
                 yield _event("message_delta", delta=self._end(piece), usage=self._usage(piece))
                 yield _event("message_stop")
 
-    def _begin(self, piece: Piece) -> list[bytes]:
+    def _begin(self, piece: Piece) -> bytes:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        block = {"type": "text", "text": "", "citations": None}
-        return [
-            _event("message_start", message={**self._head, **empty, "usage": self._usage(piece)}),
-            _event("content_block_start", index=0, content_block=block),
-        ]
+        return _event("message_start", message={**self._head, **empty, "usage": self._usage(piece)})
 
     def _add(self, piece: Piece) -> None:
         self._stopped.add(piece)
@@ -94,8 +98,12 @@ class Message:
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         word = self._stopped.word if piece.finish_reason == "stop" else None
-        other = "end_turn" if piece.finish_reason == "stop" else "max_tokens"
-        return {"stop_reason": "stop_sequence" if word is not None else other, "stop_sequence": word}
+        reason = "end_turn" if piece.finish_reason == "stop" else "max_tokens"
+        if word is not None:
+            reason = "stop_sequence"
+        elif reason == "end_turn" and self._blocks.has_calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": word}
 
     def _usage(self, piece: Piece) -> dict[str, Any]:
         """Tokens of the prompt that came from the cache are counted apart from the others."""

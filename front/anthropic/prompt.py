@@ -9,14 +9,14 @@ from front.anthropic.asks import CountAsk
 from front.anthropic.turns import turns_of
 from front.fitting import fitted
 from front.model import Model
-from front.tools import extras_of, of_anthropic, thinking
+from front.tools import Tool, extras_of, of_anthropic, thinking
 
 THINKS = {"enabled": True, "disabled": False}  # other types: as the template does by itself
 
 
-def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], dict[str, Any]]:
-    """Returns the messages, and what belongs to them. An answer goes on with an assistant's message that is
-    the last one. Raises ProblemError.
+def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], list[Tool], dict[str, Any]]:
+    """Returns the messages, the tools, and what the ensemble gets besides the messages. An answer goes on
+    with an assistant's message that is the last one. Raises ProblemError.
     """
     turns = turns_of(ask)
     last = turns[-1]
@@ -26,5 +26,5 @@ def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], dict[str, Any
     if isinstance(kind, str) and kind in THINKS:
         named["enable_thinking"] = THINKS[kind]
     is_none = (ask.tool_choice or {}).get("type") == "none"
-    tools = () if is_none else of_anthropic(ask.tools or ())
-    return fitted(turns, model.template), extras_of(model, tools, named, continues)
+    tools = [] if is_none else list(of_anthropic(ask.tools or ()))
+    return fitted(turns, model.template), tools, extras_of(model, tools, named, continues)

@@ -11,6 +11,7 @@ from client.async_client import AsyncClient
 from client.parameters import Parameters
 from client.wire import Piece
 from front.errors import refused
+from front.expecting import expected_of
 from front.fields import read_body
 from front.fitting import fitted
 from front.model import Model
@@ -18,6 +19,7 @@ from front.open_responses.asks import ResponsesAsk, check
 from front.open_responses.items import Growing
 from front.open_responses.turns import turns_of
 from front.parameters import parameters_of
+from front.parts.answer import Parts, has_parts
 from front.responses import Events, Manner, Whole
 from front.tokens import TokenTexts
 from front.tools import extras_of, of_openai, thinking
@@ -41,11 +43,16 @@ class Answer:
         if longest is not None and longest < 1:
             raise refused("max_output_tokens", f" = {longest}: must be at least 1")
         named = thinking((ask.reasoning or {}).get("effort"), "reasoning.effort")
-        extras = extras_of(model, of_openai(ask.given_tools), named)
+        tools = list(of_openai(ask.given_tools))
+        extras = extras_of(model, tools, named)
+        expected = expected_of(model, messages, tools, extras, ask.parallel_tool_calls is False)
         (parameters,) = parameters_of(ask.plain, longest and min(longest, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
         if ask.wants_log_probs:
             parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
+        if has_parts(model, expected):
+            parameters["return_output_ids"] = True
+        self._parts = Parts(model, expected)
         self._is_streamed = bool(ask.stream)
         self._came = until_full(client, (messages, parameters), self._is_streamed)
         self._growing = Growing(ask, model.name)
@@ -61,23 +68,21 @@ class Answer:
     async def _whole(self) -> dict[str, Any]:
         """Raises ProblemError."""
         async for _, piece in self._came:
+            self._growing.add(self._parts.add(piece), self._scores(piece))
             usage = self._usage(piece)
-            made = self._growing.whole(piece.text, self._scores(piece), _incomplete(piece), usage)
+            self._growing.end(_incomplete(piece), usage)
+            made = self._growing.whole(_incomplete(piece), usage)
         return made
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """Raises ProblemError."""
-        is_open = False
         async for _, piece in self._came:
-            if not is_open:
-                is_open = True
-                begun = b"" if self._growing.has_begun else self._growing.begin()
-                yield begun + self._growing.open_item()
-            scores, usage = self._scores(piece), self._usage(piece)
-            if piece.text or scores:
-                yield self._growing.delta(piece.text, scores)
-            if piece.finish_reason:
-                yield self._growing.end(_incomplete(piece), usage)
+            begun = b"" if self._growing.has_begun else self._growing.begin()
+            grown = self._growing.add(self._parts.add(piece), self._scores(piece))
+            usage = self._usage(piece)
+            ended = self._growing.end(_incomplete(piece), usage) if piece.finish_reason else b""
+            if made := begun + grown + ended:
+                yield made
 
     def _scores(self, piece: Piece) -> list[dict[str, Any]]:
         return self._texts.entries(piece) if self._texts is not None else []
@@ -92,7 +97,7 @@ class Answer:
                 "cache_write_tokens": 0,
             },
             "output_tokens": self._num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._parts.num_thought_tokens},
             "total_tokens": num_prompt + self._num_output_tokens,
         }
 

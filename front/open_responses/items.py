@@ -8,6 +8,8 @@ from typing import Any
 
 from front.errors import ProblemError
 from front.open_responses.asks import ResponsesAsk
+from front.open_responses.kinds import Item, Kinds
+from front.parts.events import Begun, Ended, Event, Text
 from front.responses import event
 from front.tools import of_openai
 
@@ -16,14 +18,15 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Growing:
-    """A response with one item, a message. Each event has a number, from 0 on."""
+    """A response and its items, of which one is open at a time. Each event has a number, from 0 on."""
 
     def __init__(self, ask: ResponsesAsk, model: str) -> None:
         self._head = head_of(ask, model)
+        self._kinds = Kinds(ask)
         self._number = 0
-        self._item_id = f"msg_{secrets.token_hex(16)}"
-        self._texts: list[str] = []
-        self._scores: list[dict[str, Any]] = []
+        self._items: list[dict[str, Any]] = []
+        self._open: Item | None = None
+        self._scores: list[dict[str, Any]] = []  # of tokens without a text so far
         self.has_begun = False
 
     def begin(self) -> bytes:
@@ -35,28 +38,45 @@ class Growing:
         """That the answer still comes."""
         return self._of_response("in_progress", "in_progress") if self.has_begun else self.begin()
 
-    def open_item(self) -> bytes:
-        """The message, and its one part."""
-        added = self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
-        return added + self._event("content_part.added", **self._place, part=self._part("", []))
-
-    def delta(self, text: str, scores: list[dict[str, Any]]) -> bytes:
-        self._texts.append(text)
+    def add(self, events: list[Event], scores: list[dict[str, Any]]) -> bytes:
+        """Returns the events of what came."""
         self._scores += scores
-        return self._event("output_text.delta", **self._place, delta=text, logprobs=_without_bytes(scores))
+        return b"".join(self._added(each) for each in events)
+
+    def _added(self, each: Event) -> bytes:
+        if isinstance(each, Ended):
+            return self._close("completed")
+        begun = b""
+        if self._open is None or not self._open.takes(each):
+            begun = self._close("completed") + self._begin(self._kinds.item_of(each))
+        assert self._open is not None
+        if isinstance(each, Begun):
+            return begun
+        scores, self._scores = (self._scores, []) if isinstance(each, Text) else ([], self._scores)
+        return begun + self._of_item(self._open.delta(each.text, scores))
+
+    def _begin(self, item: Item) -> bytes:
+        self._open = item
+        added = self._event(
+            "output_item.added", output_index=len(self._items), item=item.whole("in_progress")
+        )
+        return added + self._of_item(item.begun())
+
+    def _close(self, status: str) -> bytes:
+        if self._open is None:
+            return b""
+        ended, item = self._of_item(self._open.ended()), self._open.whole(status)
+        done = self._event("output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+        return ended + done
 
     def end(self, reason: str | None, usage: dict[str, Any]) -> bytes:
-        """Closes part, item and response. `reason`: why it is incomplete; None: it is complete."""
-        text, scores, status = "".join(self._texts), self._scores, "incomplete" if reason else "completed"
-        part = self._part(text, scores)
-        return b"".join(
-            (
-                self._event("output_text.done", **self._place, text=text, logprobs=_without_bytes(scores)),
-                self._event("content_part.done", **self._place, part=part),
-                self._event("output_item.done", output_index=0, item=self._item(status, [part])),
-                self._event(status, response=self.whole(text, scores, reason, usage)),
-            )
-        )
+        """Closes item and response. `reason`: why it is incomplete; None: it is complete."""
+        begun = b"" if self._items or self._open else self._begin(self._kinds.item_of(Text("")))
+        status = "incomplete" if reason else "completed"
+        closed = begun + self._close(status)
+        return closed + self._event(status, response=self.whole(reason, usage))
 
     def failed(self, problem: ProblemError) -> bytes:
         code = TOO_LONG if problem.code == TOO_LONG else CODES.get(problem.status, "server_error")
@@ -64,29 +84,21 @@ class Growing:
         response = {**self._head, "status": "failed", "error": error}
         return self._event("failed", response=response)
 
-    def whole(
-        self, text: str, scores: list[dict[str, Any]], reason: str | None, usage: dict[str, Any]
-    ) -> dict[str, Any]:
-        status = "incomplete" if reason else "completed"
+    def whole(self, reason: str | None, usage: dict[str, Any]) -> dict[str, Any]:
+        """The response, once it is ended."""
         return {
             **self._head,
-            "status": status,
+            "status": "incomplete" if reason else "completed",
             "completed_at": None if reason else int(time.time()),
             "incomplete_details": {"reason": reason} if reason else None,
-            "output": [self._item(status, [self._part(text, scores)])],
+            "output": self._items,
             "usage": usage,
         }
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        made = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**made, "status": status, "content": content}
-
-    def _part(self, text: str, scores: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
+    def _of_item(self, events: list[tuple[str, dict[str, Any]]]) -> bytes:
+        """Events of the item that is open."""
+        place = {"item_id": self._open.id if self._open else "", "output_index": len(self._items)}
+        return b"".join(self._event(name, **place, **fields) for name, fields in events)
 
     def _of_response(self, kind: str, status: str) -> bytes:
         return self._event(kind, response={**self._head, "status": status})
@@ -96,20 +108,6 @@ class Growing:
         made = event({"type": name, "sequence_number": self._number, **fields}, name)
         self._number += 1
         return made
-
-
-def _without_bytes(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As events have them."""
-    return [
-        {
-            "token": each["token"],
-            "logprob": each["logprob"],
-            "top_logprobs": [
-                {"token": top["token"], "logprob": top["logprob"]} for top in each["top_logprobs"]
-            ],
-        }
-        for each in scores
-    ]
 
 
 def head_of(ask: ResponsesAsk, model: str) -> dict[str, Any]:

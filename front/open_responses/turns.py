@@ -15,6 +15,7 @@ log = logging.getLogger("gapless.front")
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system", "tool": "tool"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 NO_TEXTS = ("input_image", "input_file", "input_audio")
+OURS = "gapless:"  # before the text of a thought in `encrypted_content`
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 _skipped: set[str] = set()
@@ -51,7 +52,9 @@ class _Reader:
             said = text_of(f"{name}.output", item.get("output"))
             self._turns.append(Turn("tool", said, call_id=str(item.get("call_id") or "")))
         elif kind == "reasoning":
-            self._thought = text_of(f"{name}.content", item.get("content") or item.get("summary"))
+            self._thought = text_of(f"{name}.content", item.get("content") or item.get("summary")) or _ours(
+                item
+            )
         else:
             _skip(str(kind)[:40])
 
@@ -78,6 +81,12 @@ class _Reader:
             self._turns.append(last)
         self._turns[-1] = replace(last, calls=(*last.calls, call))
         self._thought = ""
+
+
+def _ours(item: dict[str, Any]) -> str:
+    """Returns the text of a thought that this server gave away; those of other servers are skipped."""
+    given = item.get("encrypted_content")
+    return given.removeprefix(OURS) if isinstance(given, str) and given.startswith(OURS) else ""
 
 
 def text_of(name: str, content: Any) -> str:

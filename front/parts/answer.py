@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from client.wire import Piece
-from front.parts.events import Event, Text
+from front.parts.events import Arguments, Event, Text, Thought
 from front.parts.feeding import Feeding, Vocabulary
 from front.parts.formats import Format
 from front.parts.machine import Expected, Machine, Tokens
@@ -46,22 +46,23 @@ class Parts:
             assert writer.form is not None
             self._feeding = Feeding(writer, writer.marks, writer.mark_tokens)
             self._machine = Machine(writer.form, writer.mark_tokens, expected)
+        self._num_tokens = self._num_said = self._num_thought = 0
 
     def add(self, piece: Piece) -> list[Event]:
         """Returns what is certain now."""
         if self._machine is None:
             return [Text(piece.text)] if piece.text else []
-        return self._machine.feed(self._feeding.add(piece), bool(piece.finish_reason))
+        events = self._machine.feed(self._feeding.add(piece), bool(piece.finish_reason))
+        self._num_tokens += piece.num_output_tokens or 0
+        for event in events:
+            if isinstance(event, Thought):
+                self._num_thought += len(event.text)
+            elif isinstance(event, Text | Arguments):
+                self._num_said += len(event.text)
+        return events
 
-
-def open_thought(form: Format | None, ending: str) -> str:
-    """Returns what closes the thought that `ending`, the end of a prompt, leaves open; empty: none."""
-    for opens, closes in form.thoughts if form is not None else ():
-        if ending.rfind(opens.strip()) > ending.rfind(closes):
-            return closes
-    return ""
-
-
-def schemas_of(tools: Any) -> dict[str, Any]:
-    """Returns the schemas of the arguments of functions, by the functions' names."""
-    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    @property
+    def num_thought_tokens(self) -> int:
+        """An estimate: the thoughts' share of the answer's characters."""
+        num_characters = self._num_thought + self._num_said
+        return round(self._num_tokens * self._num_thought / num_characters) if num_characters else 0

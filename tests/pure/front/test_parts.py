@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from front.expecting import open_thought
 from front.model import Model
-from front.parts.answer import Parts, open_thought
+from front.parts.answer import Parts
 from front.parts.events import Arguments, Begun, Ended, Text, Thought
 from front.parts.formats import format_of
 from front.parts.machine import Expected, Machine, Tokens
