@@ -185,6 +185,25 @@ def test_a_common_prefix_causes_no_evictions() -> None:
     assert evictions(num_shared=320, num_answers=60) == 0
 
 
+@pytest.mark.parametrize(("quantiles", "comes"), [([150] * LEVELS, False), ([4, 4, 30, 60, 150, 150], True)])
+def test_one_is_passed_over_only_if_memory_is_nearly_certain_not_to_suffice(
+    quantiles: list[int], comes: bool
+) -> None:
+    """Of 100 blocks of 4 two take 80 in the end. 150 tokens more take 39; that a third one has so many is
+    less probable than not, and the peak one standard deviation above the mean is above all blocks.
+    """
+    scheduler = SlotScheduler(ModelLimits(200, 100, 4, 100, 4), settings=SchedulingSettings("ours"))
+    prompt, most = np.array([1] * 9, np.int32), Sampling(max_tokens=150)
+    for number in range(2):
+        scheduler.submit(Request(number, prompt + number, most), NOTHING)
+        scheduler.predict(number, certainly(150.0))
+    scheduler.submit(Request(2, np.array([5] * 4, np.int32), most), NOTHING)
+    scheduler.predict(2, LengthPrediction(float(np.mean(quantiles)), np.array(quantiles, np.float32)))
+    assert scheduler.plan() is not None
+    assert len(scheduler.take_started()) == 2 + comes
+    assert comes == (scheduler.outlook.future.peak_blocks > 100)
+
+
 def test_an_end_that_is_as_likely_as_not_leaves_half_of_the_blocks_and_their_spread() -> None:
     ahead, weights = np.array([[5.0, 20.0]]), np.array([[0.5, 0.5]])
     steps = np.array([5.0, 10.0, 20.0])

@@ -23,8 +23,12 @@ from python_backends.scheduling.state.sequence import NO_SLOT, Sequence
 NUM_POINTS = 32  # of the curve
 # the rest of the blocks is for what no prediction knows, such as a prompt that is longer in the next step
 MEMORY_SHARE = 0.95
-# standard deviations that are kept free: with more there are fewer evictions, and fewer requests at a time
+# standard deviations above the mean: what the running sequences may come to, as others are told
 CAUTION = 1.0
+# the same where one more is admitted: it is passed over only if memory is nearly certain not to suffice. One
+# too many costs an eviction, and its tokens are computed again in few steps; one too few leaves memory empty
+# for as long as the others run
+ADMITTED = -2.0
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
 # at each point: the probability that a sequence is still running, and its blocks if it is
 Life = tuple[Array, Array]
@@ -113,10 +117,10 @@ class Curve:
         mean, variance = in_use(1.0 - self.none, self.num_shared)
         return self.mean + mean, self.variance + variance
 
-    def peak(self) -> float:
-        """The most that it comes to, CAUTION standard deviations above its mean."""
+    def peak(self, deviations: float = CAUTION) -> float:
+        """The most that it comes to, this many standard deviations above its mean."""
         mean, variance = self.total()
-        return float((mean + CAUTION * np.sqrt(np.maximum(variance, 0.0))).max())
+        return float((mean + deviations * np.sqrt(np.maximum(variance, 0.0))).max())
 
 
 NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
@@ -126,7 +130,8 @@ class FutureMemory:
     """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget`
     and `compute` of the outlook.
 
-    The curve may reach MEMORY_SHARE of the blocks; its peak is CAUTION standard deviations above the mean.
+    The curve may reach MEMORY_SHARE of the blocks, ADMITTED standard deviations above its mean; the peak that
+    is published is CAUTION above it.
     `sampled`: lengths are drawn from those of answers that ended here recently, as Past-Future does, and
     predictions are ignored.
     """
@@ -230,7 +235,7 @@ class FutureMemory:
             if takes.blocks_now > left:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
-            if tried.peak() > self._most_blocks and not alone:
+            if tried.peak(ADMITTED) > self._most_blocks and not alone:
                 return False
             curve, left, alone = tried, left - takes.blocks_now, False
             return True
