@@ -55,7 +55,7 @@ def said(*words: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=1100,
         env=environment,
     )
     assert found.returncode == 0, found.stdout + found.stderr

@@ -10,8 +10,6 @@ import pytest
 from tests.support.composed import LONG, Composed, GrpcOnlooker, HttpOnlooker, run
 from tests.support.server.serving import wait_for
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def cluster(composed: Composed) -> Iterator[Composed]:

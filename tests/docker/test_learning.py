@@ -20,8 +20,6 @@ from client.errors import GaplessError
 from tests.support.composed import ROOT, Composed
 from tests.support.server.serving import wait_for
 
-pytestmark = pytest.mark.timeout(1200)
-
 QUICKLY = {
     "encoder": "packaged",
     "encoder_from": 20,

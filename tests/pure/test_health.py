@@ -35,7 +35,7 @@ class Asked:
         for answer in self._answers:
             return answer
         self.used_up.set()
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         return True
 
 
@@ -52,7 +52,7 @@ def test_a_pulse_is_lost_after_failures_one_after_the_other(answers: list[bool],
     asked = Asked(answers)
     pulse = Pulse(asked, ask_every_s=0.001)
     pulse.start()
-    assert asked.used_up.wait(10)
+    assert asked.used_up.wait(60)
     assert pulse.is_lost == lost
     pulse.forget()
     assert not pulse.is_lost
@@ -65,7 +65,7 @@ def test_questions_that_were_asked_while_the_machine_stood_still_do_not_count() 
     asked = Asked([False] * (MAX_FAILURES + 3))
     pulse = Pulse(asked, ask_every_s=0.001, longest_s=0.0)
     pulse.start()
-    assert asked.used_up.wait(10)
+    assert asked.used_up.wait(60)
     assert not pulse.is_lost
     assert not pulse.has_failed
     pulse.stop()
@@ -153,12 +153,12 @@ def test_other_things_are_done_during_a_slow_call(result: bool) -> None:
 
     def call() -> bool:
         began.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return result
 
     def meanwhile() -> None:
         nonlocal num_done
-        assert began.wait(10)
+        assert began.wait(60)
         num_done += 1
         if num_done == 3:
             may_end.set()
@@ -175,5 +175,5 @@ def test_a_slow_call_raises_what_either_of_the_two_raises() -> None:
         slow_call(fails, lambda: None, 0.001)
     may_end = threading.Event()
     with pytest.raises(GiveUpError):
-        slow_call(lambda: may_end.wait(10), fails, 0.001)
+        slow_call(lambda: may_end.wait(60), fails, 0.001)
     may_end.set()

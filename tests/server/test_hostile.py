@@ -87,7 +87,6 @@ def test_there_are_five_hundred_of_every_kind() -> None:
     assert set(COUNTS) == set(KINDS)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kinds", [TOGETHER, *((kind,) for kind in ALONE)], ids=["together", *ALONE])
 def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kinds: tuple[str, ...]) -> None:
     shots = [kind for kind in kinds for _ in range(COUNTS[kind])]

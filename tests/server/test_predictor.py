@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.server.serving import ROOT, Answer, Gapless, busyness, settled, wait_for
+from tests.support.server.serving import ROOT, Answer, Gapless, settled, wait_for
 from tests.support.toy_engine import toy_settings
 
 ENCODED = {"prediction.encoder": "packaged"}
@@ -43,7 +42,8 @@ class TritonPythonModel:
     def _answer(self, subjects):
         mood = Path("{mood}").read_text()
         if mood == "sleep":
-            time.sleep(10)
+            while Path("{mood}").read_text() == mood:
+                time.sleep(0.1)
         if mood == "throw":
             raise RuntimeError("on purpose")
         if mood == "exit":
@@ -79,13 +79,13 @@ class Moody:
     def set(self, mood: str) -> None:
         self._mood.write_text(mood)
 
-    def ask(self) -> tuple[list[str], float]:
-        """The texts of five requests at once, on two slots, and how long the last first token took."""
-        client, began_s = self.gapless.grpc(), time.monotonic()
+    def ask(self) -> list[str]:
+        """The texts of five requests at once, on two slots."""
+        client = self.gapless.grpc()
         asked: list[Answer] = [client.ask(str(i), text_input=f"Say it: {i}", max_tokens=20) for i in range(5)]
         client.finish()
         client.close()
-        return [answer.text for answer in asked], max(answer.first_text_s for answer in asked) - began_s
+        return [answer.text for answer in asked]
 
 
 @pytest.fixture(scope="module")
@@ -111,29 +111,26 @@ def test_a_predictor_that_is_well_is_asked_and_heard(moody: Moody) -> None:
 
 @pytest.mark.parametrize("mood", ["throw", "nan", "garbage", "exit", SLEEPING])
 def test_texts_are_the_same_and_nobody_waits_for_a_predictor_that_fails(moody: Moody, mood: str) -> None:
-    """One that sleeps ten seconds, raises, answers nonsense or dies: the
+    """One that sleeps until the answers have come, raises, answers nonsense or dies: the
     texts are the same, and nobody has waited.
     """
     moody.set(WELL)
-    texts, _ = moody.ask()
+    texts = moody.ask()
     moody.set(mood)
     for _ in range(2):
-        again, waited_s = moody.ask()
-        assert again == texts
-        assert waited_s < 5 * min(1.8, busyness()), "less than the ten seconds of its sleep"
+        assert moody.ask() == texts
     moody.set(WELL)
 
 
 def test_a_dead_predictor_is_loaded_again(moody: Moody) -> None:
     pid = wait_for(lambda: moody.gapless.stub_pid("length_predictor"), 60)
     moody.gapless.kill(pid)
-    texts, waited_s = moody.ask()
-    assert waited_s < 5 * busyness()
+    texts = moody.ask()
     assert wait_for(lambda: moody.gapless.stub_pid("length_predictor") != pid, 60)
     before = num_predicted(moody.gapless)
 
     def is_predicted_again() -> bool:
-        assert moody.ask()[0] == texts, "whether or not the predictor is back"
+        assert moody.ask() == texts, "whether or not the predictor is back"
         return num_predicted(moody.gapless) > before
 
     wait_for(is_predicted_again, 60)

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.server import doors
 from tests.support.server.expected import PROMPT, Expected
-from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
+from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, leftovers, wait_for
 from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
@@ -88,27 +88,19 @@ def check_that_only_the_poisonous_request_fails(
 
 
 @pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])
-def test_a_killed_stub_is_loaded_again_within_ten_seconds(
-    gapless: Gapless, expected: Expected, model: str
-) -> None:
+def test_a_killed_stub_is_loaded_again(gapless: Gapless, expected: Expected, model: str) -> None:
     server = gapless.server_pid()
     gapless.kill(gapless.stub_pid(model))
-    started = time.monotonic()
     answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 60)
-    assert time.monotonic() - started < 10 * busyness()
     assert answer == expected.text(PROMPT, max_tokens=20)
     assert gapless.server_pid() == server, "the others did not notice"
 
 
-def test_a_killed_scheduler_stub_restarts_the_server_within_thirty_seconds(
-    gapless: Gapless, expected: Expected
-) -> None:
+def test_a_killed_scheduler_stub_restarts_the_server(gapless: Gapless, expected: Expected) -> None:
     server, instance = gapless.server_pid(), gapless.instance_pid()
     client, answers = sixteen_streams(gapless)
     gapless.kill(gapless.stub_pid("scheduler"))
-    started = time.monotonic()
     answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 120)
-    assert time.monotonic() - started < 30 * busyness()
     assert answer == expected.text(PROMPT, max_tokens=20)
     assert gapless.server_pid() != server
     assert gapless.instance_pid() == instance, "the instance stays, and drops what it had"

@@ -195,13 +195,13 @@ class HttpOnlooker:
             return "an error"
         return "the whole answer" if self.answer.reasons else "a closed connection"
 
-    def wait_for_text(self, timeout_s: float = 60) -> None:
+    def wait_for_text(self, timeout_s: float = 240) -> None:
         end_s = time.monotonic() + timeout_s
         while len(self.answer.text) < 20:
             assert time.monotonic() < end_s, f"no text: {self.answer} {self.closed}"
             time.sleep(0.005)
 
-    def join(self, timeout_s: float = 150) -> None:
+    def join(self, timeout_s: float = 500) -> None:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"this client still waits after {timeout_s} s: {self.answer}"
 

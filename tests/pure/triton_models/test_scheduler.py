@@ -223,7 +223,7 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
         senders = [served.ask(number, subject=subject) for number in (1, 2)]
         limits = ModelLimits(64, 100, 1, 100, 16)
         served.tell(InstanceLoad(0, limits, Load(num_running=1, num_waiting=1, num_slots=1)))
-        assert asked.wait(10), "requests compete for a slot"
+        assert asked.wait(60), "requests compete for a slot"
         for number in (1, 2):
             served.tell(tokens(number, 5, 6, finish=Finish.STOP))
         wait_for(lambda: all(sender.is_closed for sender in senders), 10)

@@ -27,6 +27,7 @@ import tritonclient.grpc as triton
 from python_backends.text.door.table import FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
+BUSY = 4  # how many times as long as on a quiet machine something may take, as others work on it as well
 NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
@@ -74,8 +75,8 @@ class Gapless:
     def stop(self, timeout_s: float = 90) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
+        code = self.process.wait(BUSY * timeout_s)
+        self._reader.join(BUSY * timeout_s)
         self._learned.cleanup()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
@@ -179,7 +180,6 @@ class Answer:
     error: str = ""
     status: int = 0
     num_output_tokens: int = 0
-    first_text_s: float = 0.0
     results: list[Any] = field(default_factory=list)  # each response of gRPC, as its client has it
 
     @property
@@ -193,8 +193,6 @@ class Answer:
         self.add(chunk["text_output"], chunk.get("finish_reason", ""), chunk.get("num_output_tokens", 0))
 
     def add(self, text: str, reason: str, num_output_tokens: int) -> None:
-        if text and not self.text:
-            self.first_text_s = time.monotonic()
         self.text += text
         self.chunks += 1
         self.num_output_tokens += num_output_tokens
@@ -223,11 +221,11 @@ class GrpcClient:
     def finish(self, timeout_s: float = 60) -> None:
         """Waits until every answer of this stream has ended."""
         while any(not answer.num_ends for answer in self.answers.values()):
-            self._take(timeout_s)
+            self._take(BUSY * timeout_s)
 
     def read_until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         while not condition():
-            self._take(timeout_s)
+            self._take(BUSY * timeout_s)
 
     def drain(self, seconds: float) -> None:
         """Reads on for a while, to see what should not come."""
@@ -297,14 +295,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
-    """The first true value of `condition`. Raises AssertionError after `timeout_s`."""
-    end_s = time.monotonic() + timeout_s
+    """The first true value of `condition`. Raises AssertionError after `timeout_s` of a machine that has
+    nothing else to do.
+    """
+    end_s = time.monotonic() + BUSY * timeout_s
     while True:
         with contextlib.suppress(OSError, KeyError):
             value = condition()
             if value:
                 return value
-        assert time.monotonic() < end_s, f"did not come true within {timeout_s} s"
+        assert time.monotonic() < end_s, f"did not come true within {BUSY} * {timeout_s} s"
         time.sleep(0.05)
 
 
@@ -312,7 +312,7 @@ def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
     """What is counted, once it has not changed for two seconds: /metrics
     and logs lag behind. Raises AssertionError.
     """
-    end_s, before = time.monotonic() + timeout_s, count()
+    end_s, before = time.monotonic() + BUSY * timeout_s, count()
     while True:
         time.sleep(2)
         now = count()
@@ -320,13 +320,6 @@ def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
             return now
         assert time.monotonic() < end_s, f"it still changes after {timeout_s} s"
         before = now
-
-
-def busyness() -> float:
-    """Limits on times speak of a machine that has nothing else to do:
-    how many times as long it may take here.
-    """
-    return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
 
 
 def leftovers(run_name: str) -> Iterator[str]:

@@ -32,7 +32,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._end, text.encode())
 
-    def wait_for(self, text: str, timeout_s: float = 60) -> None:
+    def wait_for(self, text: str, timeout_s: float = 240) -> None:
         """Until `text` has come, behind what was waited for before. Raises AssertionError."""
         end_s = time.monotonic() + timeout_s
         while (found := self.seen.find(text, self._told)) < 0:
