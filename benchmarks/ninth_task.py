@@ -1,5 +1,5 @@
 """The bundled model learns a ninth task in the slack of a server while it answers prompts of its eight: exact
-match on held-out prompts by checkpoint, and the eight tasks' greedy texts before, during and after.
+match on held-out prompts by saved state, and the eight tasks' greedy texts before, during and after.
 
 A real server (torch, float32) trains docs/examples/remove_comments.jsonl as `make finetune` submits it. A
 closed loop of eight tasks' prompts asks meanwhile.
@@ -28,7 +28,7 @@ from models.recipe.corpus import Corpus, is_held_out, load_corpora, read_corpus,
 from models.recipe.evaluation import draw
 from models.recipe.tasks import NINTH, Exercise, Task, all_tasks
 from models.recipe.velin import read_lexicon
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import saved_states
 from python_backends.finetuning.jobs import ENDED, Job
 from tests.support.server.serving import Gapless
 
@@ -219,13 +219,13 @@ def row(
 
 
 def kept(job: Job) -> list[int]:
-    return checkpoints.steps(job.directory / "checkpoints")
+    return saved_states.steps(job.directory / "checkpoints")
 
 
 async def by_step(
     server: Server, asker: Asker, job: Job, step: int, exercises: Sequence[Exercise]
 ) -> dict[str, Any]:
-    """Exact match of the checkpoint after `step`, exported and served as a user would."""
+    """Exact match of the saved state after `step`, exported and served as a user would."""
     name = f"{NAME}-{step}"
     server.run("export", job.id, server.adapters / name / "1", "--step", step)
     await asker.until_served(name, exercises[0])

@@ -86,7 +86,7 @@ def _train(job: jobs.Job, settings: Settings, asked: argparse.Namespace) -> None
         train(job, settings)
     except KeyboardInterrupt:
         command = _command(asked, "submit", "--alone", "--resume", job.id)
-        print(f"to go on after the last checkpoint: {command}", file=sys.stderr)
+        print(f"to go on after the last saved state: {command}", file=sys.stderr)
         raise
 
 
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, verb, text in (
         ("show", _show, "all fields of a job"),
         ("events", _events, "what happened to a job, and when"),
-        ("cancel", _cancel, "end a job; its checkpoints stay"),
+        ("cancel", _cancel, "end a job; its saved states stay"),
     ):
         _add_job(_verb(verbs.add_parser(name, help=text), verb))
     tokens = _verb(verbs.add_parser("tokens", help="ids and mask of each example, one a line"), _tokens)
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     exported = _verb(verbs.add_parser("export", help="write a PEFT directory"), _export)
     _add_job(exported)
     exported.add_argument("directory", type=Path, help="does not exist yet")
-    exported.add_argument("--step", type=int, help="of a checkpoint that is kept; without it the last one")
+    exported.add_argument("--step", type=int, help="of a saved state that is kept; without it the last one")
     return parser
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from python_backends.engine.adapter_directory import CONFIG, NAME, numbered
 from python_backends.engine.protocol import BadAdapterError
-from python_backends.finetuning.checkpoints import State
 from python_backends.finetuning.job_fields import LIMITS
+from python_backends.finetuning.saved_states import State
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
 

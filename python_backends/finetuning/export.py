@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from python_backends.engine.torch.adapters import peft_files
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import saved_states
 from python_backends.finetuning.jobs import Job, JobError
 from python_backends.linux.files import write_directory
 
 
 def export(job: Job, directory: Path, step: int | None = None) -> int:
-    """Writes the adapter as it is in the checkpoint after `step` (None: the last one) to `directory`, which
-    must not exist yet. Returns the step of that checkpoint. Raises JobError.
+    """Writes the adapter as it is in the saved state after `step` (None: the last one) to `directory`, which
+    must not exist yet. Returns the step of that saved state. Raises JobError.
     """
     if directory.exists():
         raise JobError(f"{directory}: it exists already")
-    steps = checkpoints.steps(job.directory / "checkpoints")
+    steps = saved_states.steps(job.directory / "checkpoints")
     if not steps:
-        raise JobError(f"{job.id}: it has no checkpoint yet")
+        raise JobError(f"{job.id}: it has no saved state yet")
     if step is not None and step not in steps:
-        raise JobError(f"--step {step}: {job.id} has checkpoints after steps {', '.join(map(str, steps))}")
-    place, state = checkpoints.read(job.directory / "checkpoints", steps[-1] if step is None else step)
+        raise JobError(f"--step {step}: {job.id} has saved states after steps {', '.join(map(str, steps))}")
+    place, state = saved_states.read(job.directory / "checkpoints", steps[-1] if step is None else step)
     weights = {key: each for key, each in state.items() if key.endswith(".weight")}
 
     def write(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A job is a directory: `job.json` with OpenAI's fields, the examples, losses, events and checkpoints.
+"""A job is a directory: `job.json` with OpenAI's fields, the examples, losses, events and saved states.
 
 One process writes at a time: the one that holds the lock. `cancel` leaves a file that this process looks for.
 """

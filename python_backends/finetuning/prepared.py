@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import saved_states
 from python_backends.finetuning.examples import Examples
 from python_backends.finetuning.jobs import Job
 
@@ -12,11 +12,11 @@ from python_backends.finetuning.jobs import Job
 @dataclass(frozen=True, slots=True)
 class Prepared:
     examples: Examples
-    checkpoint: tuple[checkpoints.Place, checkpoints.State] | None  # the last one, if there is one
-    start: checkpoints.State | None  # the weights of an adapter with which the job begins
+    saved: tuple[saved_states.Place, saved_states.State] | None  # the last one, if there is one
+    start: saved_states.State | None  # the weights of an adapter with which the job begins
 
 
 def prepare(job: Job) -> Prepared:
     """Raises OSError and ValueError."""
-    checkpoint = checkpoints.last(job.directory / "checkpoints")
-    return Prepared(job.examples, checkpoint, job.start if checkpoint is None else None)
+    saved = saved_states.last(job.directory / "checkpoints")
+    return Prepared(job.examples, saved, job.start if saved is None else None)

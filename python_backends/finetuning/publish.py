@@ -13,7 +13,7 @@ from python_backends.linux.files import write_directory
 
 
 def finish(job: Job, adapters: Path | None) -> str:
-    """Writes the adapter of the last checkpoint to the job's directory, and to `adapters` unless that is
+    """Writes the adapter of the last saved state to the job's directory, and to `adapters` unless that is
     None. Each is done once, also if the process is killed in the middle. Returns the `name@version` that is
     served; empty: none is. Raises JobError and OSError.
     """

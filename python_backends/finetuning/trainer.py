@@ -3,7 +3,7 @@ backward pass, the update of a layer. Between two pieces the caller does somethi
 without a server the next piece follows at once.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
-goes on after its last checkpoint; what came later is computed again.
+goes on after its last saved state; what came later is computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.engine.protocol import Session
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import saved_states
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.mini_batch import MiniBatch
 from python_backends.finetuning.pack_memory import PackMemory, RevokedError
@@ -28,8 +28,8 @@ from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
 
 CLIP = 1.0  # the largest global norm of the gradients
-# from one checkpoint to the next: what a death costs at most, and far longer than to write one takes
-CHECKPOINT_EVERY_S = 60.0
+# from one save to the next: what a death costs at most, and far longer than to write one takes
+SAVE_EVERY_S = 60.0
 MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
 
 
@@ -78,7 +78,7 @@ class Trainer:
         self._seed = int(job.fields["seed"])
         self._learning_rate = float(job.options["learning_rate"])
         self.num_steps = int(job.options["steps"])
-        self._checkpoints = job.directory / "checkpoints"
+        self._states = job.directory / "checkpoints"
         self._step = self._trained_tokens = self._saved_step = 0
         self._wasted_tokens = 0  # since the last step
         self._layer = 0  # whose weights change next
@@ -179,7 +179,7 @@ class Trainer:
         )
         wasted, self._wasted_tokens = self._wasted_tokens, 0
         self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens, wasted))
-        if self._step == self.num_steps:  # at most one checkpoint waits in memory
+        if self._step == self.num_steps:  # at most one saved state waits in memory
             return self._wait_for(self._written, self._after_step)
         return self._after_step()
 
@@ -189,22 +189,22 @@ class Trainer:
     # --- files
 
     def save(self) -> None:
-        """A checkpoint after the last whole step, if there is none yet. One that can't be written is an event
-        of the job; the next one is tried when it is due.
+        """Saves the state after the last whole step, unless that is done. A state that can't be written is an
+        event of the job; the next one is tried when it is due.
         """
         if self.is_updating or self._step == self._saved_step:
             return
-        place = checkpoints.Place(self._step, self._trained_tokens, self._ends_pass)
+        place = saved_states.Place(self._step, self._trained_tokens, self._ends_pass)
         self._written = self._files.writer.submit(self._write, place, self._session.state)
         self._saved_step, self._saved_s = self._step, time.monotonic()
 
-    def _write(self, place: checkpoints.Place, state: checkpoints.State) -> None:
+    def _write(self, place: saved_states.Place, state: saved_states.State) -> None:
         """Called by the writer; nothing else changes job.json meanwhile."""
         try:
-            checkpoints.save(self._checkpoints, place, state)
+            saved_states.save(self._states, place, state)
             self._job.change(trained_tokens=place.trained_tokens, estimated_finish=self._estimate(place.step))
         except OSError as error:
-            self._job.say(f"no checkpoint after step {place.step}: {error}", "warn")
+            self._job.say(f"no saved state after step {place.step}: {error}", "warn")
             raise
 
     def _estimate(self, step: int) -> int:
@@ -217,8 +217,8 @@ class Trainer:
         return self._step % steps_a_pass(len(self._examples), self._batch_size) == 0
 
     def _is_save_due(self) -> bool:
-        """At the end of a pass and of the job, and when the last checkpoint is old; once that is written."""
-        is_old = time.monotonic() - self._saved_s >= CHECKPOINT_EVERY_S
+        """At the end of a pass and of the job, and when the last saved state is old; once that is written."""
+        is_old = time.monotonic() - self._saved_s >= SAVE_EVERY_S
         is_wanted = is_old or self._ends_pass or self._step == self.num_steps
         return is_wanted and self._written.done()
 
@@ -231,7 +231,7 @@ class Trainer:
 
     def _resume(self) -> bool:
         """False if the job has failed now, because processes died of it."""
-        found, start = self._read.checkpoint, self._read.start
+        found, start = self._read.saved, self._read.start
         message = "started"
         if found is not None:
             place, state = found
@@ -244,7 +244,7 @@ class Trainer:
         self._read = Prepared(self._examples, None, None)  # the rest is not needed any more
         self._wasted_tokens = self._job.mend(self._step)
         if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:
-            text = f"{MOST_DEATHS} processes died after step {self._step}, before a later checkpoint"
+            text = f"{MOST_DEATHS} processes died after step {self._step}, before a later saved state"
             self._job.fail("server_error", text)
             return False
         self._job.say(message)
@@ -252,7 +252,7 @@ class Trainer:
         return True
 
     def _finish(self) -> Piece:
-        self._written.result()  # OSError if the last checkpoint could not be written
+        self._written.result()  # OSError if the last saved state could not be written
         published = self._files.writer.submit(self._publish)
         return self._wait_for(published, partial(self._succeed, published))
 
@@ -278,7 +278,7 @@ class Trainer:
         return self._end("failed", message, error=error)
 
     def _end(self, status: str, message: str, **fields: object) -> Piece:
-        """A checkpoint that failed does not matter any more."""
+        """A saved state that failed does not matter any more."""
         return self._wait_for(self._written, partial(self._ended, status, message, fields))
 
     def _ended(self, status: str, message: str, fields: dict[str, object]) -> Piece:

@@ -2,7 +2,7 @@
 
 Owns the jobs that this instance has taken, and the times of their pieces. The thread that finds jobs
 (`job_watch`) offers them. Files are written by a thread of their own. A job that fails ends alone; one whose
-instance dies goes on after its last checkpoint in the next instance that takes it.
+instance dies goes on after its last saved state in the next instance that takes it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Training(SpareWork):
         return load.changed(training=report) if any(report.jobs) else load
 
     def close(self) -> None:
-        """Writes a checkpoint of every job after its last step, for the next instance."""
+        """Writes a saved state of every job after its last step, for the next instance."""
         while self._current is not None and self._current.trainer.is_updating:
             self._go_on(self._current, 1)
         for each in self._running:

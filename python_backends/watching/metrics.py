@@ -70,7 +70,7 @@ COUNTERS = {
     "gapless_migration_bytes_total": "Bytes of KV blocks sent from one instance to another",
     "gapless_finetuning_tokens_total": "Tokens of optimiser steps that instances have computed",
     "gapless_finetuning_wasted_tokens_total": (
-        "Computed again: an instance died after its last checkpoint, or a pack gave way to requests"
+        "Computed again: an instance died after its last saved state, or a pack gave way to requests"
     ),
     "gapless_finetuning_steps_total": "Optimiser steps",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",

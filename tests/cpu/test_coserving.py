@@ -394,11 +394,11 @@ def test_a_job_goes_on_in_the_next_instance_where_the_drained_one_has_stopped(
     assert sum(report.wasted_tokens for report in reports(second)) == 0
 
 
-def test_a_job_whose_instance_dies_goes_on_after_the_last_checkpoint_and_the_loss_is_counted(
+def test_a_job_whose_instance_dies_goes_on_after_the_last_saved_state_and_the_loss_is_counted(
     one: TinyModel, undisturbed: Job, tmp_path: Path
 ) -> None:
     first, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
-    first.turn_until(lambda: len(job.losses) % 3 == 2)  # the last checkpoint is that of a pass, of 3 steps
+    first.turn_until(lambda: len(job.losses) % 3 == 2)  # the last saved state is that of a pass, of 3 steps
     for each in first.training._running:
         each.lock.close()  # as the kernel does for a process that dies
     second = Server(one, tmp_path)

@@ -25,7 +25,7 @@ from python_backends.engine.torch.adapters.beginning import read_beginning
 from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.engine.torch.training.session import TrainingSession
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import saved_states
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError, create
 from python_backends.finetuning.pack_memory import PackMemory
@@ -49,7 +49,7 @@ def test_a_job_learns_and_ends(one: TinyModel, tmp_path: Path) -> None:
     assert [event["message"] for event in job.events] == ["started", "succeeded"]
     assert (job.directory / "loss.svg").stat().st_size > 1000
     assert export(job, tmp_path / "early", 3) == 3
-    with pytest.raises(JobError, match=r"--step 4: ftjob-\w+ has checkpoints after steps 3, 6, 9,"):
+    with pytest.raises(JobError, match=r"--step 4: ftjob-\w+ has saved states after steps 3, 6, 9,"):
         export(job, tmp_path / "none", 4)
     with pytest.raises(JobError, match=r"ended already \(succeeded\)"):
         train(job, settings(one))
@@ -58,14 +58,14 @@ def test_a_job_learns_and_ends(one: TinyModel, tmp_path: Path) -> None:
 def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     one: TinyModel, tmp_path: Path
 ) -> None:
-    """Once in the middle of a backward pass, once while a checkpoint is written, once more in a pass."""
+    """Once in the middle of a backward pass, once while a saved state is written, once more in a pass."""
     killed, undisturbed = new_job(tmp_path / "killed", steps=12), new_job(tmp_path / "whole", steps=12)
-    for when, count in (("backward", 11), ("checkpoint", 3), ("backward", 17)):
-        before = len(checkpoints_of(killed))
+    for when, count in (("backward", 11), ("saved state", 3), ("backward", 17)):
+        before = len(states_of(killed))
         assert _trained(one, killed, when, count) == -signal.SIGKILL
-        if when == "checkpoint":
+        if when == "saved state":
             assert list((killed.directory / "checkpoints").glob("*.partial"))
-            assert len(checkpoints_of(killed)) >= before
+            assert len(states_of(killed)) >= before
     assert _trained(one, killed, "never", 0) == 0
     assert _trained(one, undisturbed, "never", 0) == 0
     found, expected = killed.losses, undisturbed.losses
@@ -78,7 +78,7 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     assert messages[-1] == "succeeded"
 
 
-def checkpoints_of(job: Job) -> list[Path]:
+def states_of(job: Job) -> list[Path]:
     return [path for path in (job.directory / "checkpoints").glob("step-*") if path.suffix != ".partial"]
 
 
@@ -88,7 +88,7 @@ def _trained(tiny: TinyModel, job: Job, when: str, count: int) -> int:
     return subprocess.run(command, cwd=ROOT, check=False, timeout=120, capture_output=True).returncode
 
 
-def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
+def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_saved_state(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, install, num_installed = new_job(tmp_path, steps=9), TrainingSession.install, 0
@@ -146,11 +146,11 @@ def test_a_gradient_that_is_not_finite_fails_the_job_and_changes_no_weight(
     assert not (job.directory / "adapter").exists()
 
 
-def test_checkpoints_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
+def test_saved_states_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk stands still until the last step."""
-    disk, save, most_waiting = threading.Event(), checkpoints.save, 0
+    disk, save, most_waiting = threading.Event(), saved_states.save, 0
     job, writer = new_job(tmp_path, steps=15, count=4), ThreadPoolExecutor(1)
 
     def slow(*arguments: Any) -> None:
@@ -163,17 +163,17 @@ def test_checkpoints_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
         if progress.step == 15:
             disk.set()
 
-    monkeypatch.setattr(checkpoints, "save", slow)
+    monkeypatch.setattr(saved_states, "save", slow)
     session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
     Trainer(job, session, PackMemory(session), Files(writer), watch).run()
     assert (Job(job.directory).status, most_waiting) == ("succeeded", 0)
-    assert checkpoints.steps(job.directory / "checkpoints") == [1, 15]
-    found = checkpoints.last(job.directory / "checkpoints")
+    assert saved_states.steps(job.directory / "checkpoints") == [1, 15]
+    found = saved_states.last(job.directory / "checkpoints")
     assert found is not None
     place, state = found
     for step in range(16, 31):
         save(job.directory / "checkpoints", replace(place, step=step), state)
-    assert checkpoints.steps(job.directory / "checkpoints") == list(range(19, 31))
+    assert saved_states.steps(job.directory / "checkpoints") == list(range(19, 31))
 
 
 def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_pat
 def test_a_job_whose_process_is_ended_by_hand_any_number_of_times_goes_on(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Before its first checkpoint: no process has died of it."""
+    """Before its first saved state: no process has died of it."""
     job, forward, is_ended = new_job(tmp_path, steps=2), PackRun.forward, True
 
     def ended(pack: PackRun, tile: Tile) -> None:

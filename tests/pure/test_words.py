@@ -12,6 +12,7 @@ PACKAGE = ROOT / "python_backends"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in them
     "room": set(),
+    "checkpoint": {"checkpoint", "engine", "instance", "text", "triton_models"},
     "rest": {"scheduling"},
     "epoch": {"nouns", "scheduling", "streams", "instance", "moving", "cluster"},
     # text: a checkpoint's generation_config.json, a template's tag

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from python_backends.finetuning import checkpoints, jobs
+from python_backends.finetuning import jobs, saved_states
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job
 from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -60,7 +60,7 @@ def settings(tiny: TinyModel) -> Settings:
 
 
 def weights(job: Job) -> dict[str, Tensor]:
-    """Of the last checkpoint."""
-    found = checkpoints.last(job.directory / "checkpoints")
+    """Of the last saved state."""
+    found = saved_states.last(job.directory / "checkpoints")
     assert found is not None
     return {key: torch.from_numpy(each) for key, each in found[1].items() if key.endswith(".weight")}

@@ -1,7 +1,7 @@
 """A trainer that kills itself: `python -m tests.support.killed_trainer MODEL JOB WHEN COUNT`.
 
-WHEN is `tile` or `checkpoint` (after its weights are written, before it has a name): at the COUNT-th of them;
-`never`: it trains to the end.
+WHEN is `backward` or `saved state` (after its weights are written, before it has a name): at the COUNT-th of
+them; `never`: it trains to the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from commands.finetune import alone
 from python_backends.engine.torch.training import session
 from python_backends.engine.torch.training.pack_run import PackRun
-from python_backends.finetuning import checkpoints, pack_memory, trainer
+from python_backends.finetuning import pack_memory, saved_states, trainer
 from python_backends.finetuning.jobs import Job
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 
@@ -37,9 +37,9 @@ def _deadly(function: Any, count: int) -> Any:
 def main(model: str, job: str, when: str, count: str) -> None:
     if when == "backward":
         PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
-    if when == "checkpoint":
-        checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
-    trainer.CHECKPOINT_EVERY_S, pack_memory.PACK_TOKENS, session.CPU_TILE_TOKENS = 0.0, 48, 48
+    if when == "saved state":
+        saved_states.save_file = _deadly(saved_states.save_file, int(count))  # type: ignore[attr-defined]
+    trainer.SAVE_EVERY_S, pack_memory.PACK_TOKENS, session.CPU_TILE_TOKENS = 0.0, 48, 48
     settings = Settings(
         model=ModelSettings(directory=model, dtype="float32"),
         engine=EngineSettings(threads=1),

@@ -132,7 +132,7 @@ def test_a_line_that_a_full_disk_cuts_off_swallows_no_other(tmp_path: Path) -> N
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            append_line(path, {"message": "no checkpoint"})
+            append_line(path, {"message": "no saved state"})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)

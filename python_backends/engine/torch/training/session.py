@@ -65,7 +65,7 @@ class TrainingSession:
 
     @property
     def state(self) -> Arrays:
-        """Weights and moments: a copy, all that a checkpoint needs besides the number of steps."""
+        """Weights and moments: a copy, all that a saved state needs besides the number of steps."""
         return self.weights | {key: np.array(each.cpu()) for key, each in self._optimiser.moments.items()}
 
     def resume(self, state: Mapping[str, NDArray[Any]], num_steps: int) -> None:

@@ -1,5 +1,5 @@
-"""Checkpoints of a job: after which step, with weights and both moments in float32. A checkpoint is whole or
-not there.
+"""Saved states of a job: after which step, with weights and both moments in float32. A saved state is whole
+or not there. They are in the job's directory `checkpoints`, as OpenAI calls them.
 
 Kept are the last two, and the last ten of those at the end of a pass over the data.
 """
@@ -34,7 +34,7 @@ class Place:
 
 
 def save(directory: Path, place: Place, state: State) -> None:
-    """Adds a checkpoint, and deletes those that are not needed any more. OSError where the disk is full."""
+    """Adds a saved state, and deletes those that are not needed any more. OSError where the disk is full."""
 
     def write(path: Path) -> None:
         save_file(state, path / "state.safetensors")
@@ -47,23 +47,23 @@ def save(directory: Path, place: Place, state: State) -> None:
 
 
 def last(directory: Path) -> tuple[Place, State] | None:
-    """The newest whole checkpoint; None: there is none yet."""
+    """The newest whole saved state; None: there is none yet."""
     found = steps(directory)
     return read(directory, found[-1]) if found else None
 
 
 def steps(directory: Path) -> list[int]:
-    """After which steps there are whole checkpoints, in order."""
-    return [_step(path) for path in _checkpoints(directory)]
+    """After which steps there are whole saved states, in order."""
+    return [_step(path) for path in _paths(directory)]
 
 
 def read(directory: Path, step: int) -> tuple[Place, State]:
-    """The checkpoint after `step`. OSError if there is none."""
+    """The saved state after `step`. OSError if there is none."""
     path = _path(directory, step)
     return _place(path), read_arrays(path / "state.safetensors")
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def _paths(directory: Path) -> list[Path]:
     found = [path for path in directory.glob("step-*") if not path.name.endswith(".partial")]
     return sorted(found, key=_step)
 
@@ -83,7 +83,7 @@ def _place(path: Path) -> Place:
 def _delete_old(directory: Path) -> None:
     for partial in directory.glob("*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
-    old = _checkpoints(directory)[:-NUM_KEPT]
+    old = _paths(directory)[:-NUM_KEPT]
     ends = [path for path in old if _place(path).ends_pass]
     for path in set(old) - set(ends[-NUM_PASSES_KEPT:]):
         shutil.rmtree(path)
