@@ -22,7 +22,7 @@ from python_backends.nouns.messages import Cancel, FromInstance, Hello, Predicte
 from python_backends.nouns.moves import AbortMove, Blocks, Last, MoveOut, Nak, Refusal, Reserve, Resume
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence as Waiting
 from python_backends.settings import SchedulingSettings
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Ids, Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import ROOT
 
 if TYPE_CHECKING:

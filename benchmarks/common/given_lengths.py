@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Finish
 from python_backends.nouns.step import Admit, StepOutput, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 
 class GivenLengths:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from python_backends.nouns.step import Admit, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 
 class ResendingScheduler(SlotScheduler):

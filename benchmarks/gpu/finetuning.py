@@ -40,7 +40,7 @@ from python_backends.instance.spare_time import SpareTime
 from python_backends.instance.warm_up import warm_up
 from python_backends.nouns.request import AdapterVersion, Request, Sampling
 from python_backends.nouns.training import Keep
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import TRAINS, FinetuningSettings
 
 PACK_TOKENS, CONTEXT_TOKENS = 2048, 512

@@ -27,7 +27,7 @@ from benchmarks.gpu.report import Figure, LeftOutError
 from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import ROOT
 
 NUM_REQUESTS, PACED_REQUESTS, PEER_REQUESTS, QUICK_REQUESTS = 500, 200, 200, 8

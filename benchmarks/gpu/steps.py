@@ -24,7 +24,7 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 4)
 MOST_OVER_FLOOR = {1: "<= 1.2", 16: "<= 1.2", 64: "<= 1.2"}

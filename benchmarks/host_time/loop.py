@@ -21,7 +21,7 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, Settings, StreamSettings
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics

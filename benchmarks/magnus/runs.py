@@ -21,7 +21,7 @@ from benchmarks.magnus.static_batching.mode import Served, StaticMode
 from benchmarks.magnus.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Finish, ModelLimits
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import SchedulingSettings
 
 TOKEN_BUDGET = 256

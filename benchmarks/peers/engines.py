@@ -63,7 +63,7 @@ class Gapless:
 
     def run(self, work: Work) -> list[Timing]:
         from python_backends.instance.loop import Instance
-        from python_backends.scheduling.scheduler import SlotScheduler
+        from python_backends.scheduling.slot_scheduler import SlotScheduler
 
         # a new one, without prefixes of an earlier round
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)

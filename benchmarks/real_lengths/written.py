@@ -20,7 +20,7 @@ from benchmarks.real_prompts.answers import SEEDS
 from benchmarks.real_prompts.prompts import Prompt
 from python_backends.instance.build import build
 from python_backends.nouns.request import Floats, Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 
 EVERY, UNTIL = 32, 256  # tokens

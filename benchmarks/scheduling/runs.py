@@ -20,7 +20,7 @@ from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Predicted, Submit
 from python_backends.nouns.request import ModelLimits, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings, Settings
 

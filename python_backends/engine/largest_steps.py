@@ -1,5 +1,5 @@
-"""The steps that need the most memory besides weights and KV blocks, made without a scheduler: what they take
-is known at the start.
+"""The steps that need the most memory besides weights and KV blocks, made without a slot scheduler: what they
+take is known at the start.
 
 Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks
 it may have, and once with all of these, so that a device that is too small is found at the start and not

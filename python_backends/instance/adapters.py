@@ -13,7 +13,7 @@ from python_backends.engine.protocol import TakesAdapters
 from python_backends.instance.adapter_thread import AdapterThread, Listed, Loaded
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import AdapterVersion
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 
 class InstanceAdapters:

@@ -33,8 +33,8 @@ from python_backends.moving.moves import Moves
 from python_backends.moving.wire import BlocksWire
 from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
-from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import TRAINS, Settings
 from python_backends.wires.network import read_network
 

@@ -29,7 +29,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.linux.files import write_whole
 from python_backends.linux.processor import processor_name
 from python_backends.nouns.request import ModelLimits, Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import ROOT, Settings
 
 log = logging.getLogger("gapless.instance")

@@ -23,7 +23,7 @@ from python_backends.moving.moves import Moves
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.wires.sessions import NewSession
 
 log = logging.getLogger("gapless.instance")

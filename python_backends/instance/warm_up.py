@@ -2,7 +2,7 @@
 prepare at first use.
 
 On a GPU these are kernels to compile or load, on a CPU code for matrix products, and memory. Keeps no state:
-the requests are artificial, and their scheduler is dropped with its slots and blocks. Called by `build`
+the requests are artificial, and their slot scheduler is dropped with its slots and blocks. Called by `build`
 before the instance is ready.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from python_backends.engine.largest_steps import DRAWN
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 PROMPT_TOKENS = 32
 # ends last: if all rows are greedy, tokens are chosen in another way; its slot needs no release

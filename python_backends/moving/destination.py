@@ -21,7 +21,7 @@ from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.moves import Adopted, Blocks, Last, MoveEnded, Refusal, Refused, Reserve, Reserved
 from python_backends.nouns.request import Ids
 from python_backends.scheduling.handover import RefusedMove
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
 
 log = logging.getLogger("gapless.instance")

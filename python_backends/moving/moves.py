@@ -13,7 +13,7 @@ from python_backends.moving.destination import Destination
 from python_backends.moving.source import Source
 from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Nak, Reserve, Resume
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 
 
 class Moves:

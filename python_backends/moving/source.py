@@ -24,7 +24,7 @@ from python_backends.moving.timeouts import SILENT_S
 from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.moves import End, Held, Last, MoveEnded, MoveOut, Nak, Resume
 from python_backends.nouns.request import Ids
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence, Status
 
 log = logging.getLogger("gapless.instance")

@@ -4,8 +4,8 @@ message. Never pickle.
 A wire reads only the nouns that belong on it, and each field only as what it is declared to be.
 
 Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what
-an earlier life said or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler
-and a `TokenWindow` to the detokenizer.
+an earlier life said or was told is dropped. The same writing carries a `Request` from the tokenizer to the
+scheduler model and a `TokenWindow` to the detokenizer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import BASE, AdapterVersion, Floats, Ids, LogProbs, Noun, Sampling
 
-_RUNS = count()  # of this process: no two schedulers over one engine give a number twice
+_RUNS = count()  # of this process: no two slot schedulers over one engine give a number twice
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from python_backends.nouns.step import (
     Tokens,
 )
 from python_backends.scheduling.policies.fcfs import in_order
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence
 from python_backends.scheduling.state.view import Reserve

@@ -20,7 +20,7 @@ from python_backends.settings import Settings, read_settings
 from python_backends.wires.run_directory import KEY, SETTINGS
 
 SIGNATURE_BYTES = 16
-VALID_NS = 300 * 10**9  # a request that needs longer from the tokenizer to the scheduler is refused
+VALID_NS = 300 * 10**9  # a request that needs longer to the scheduler model is refused
 NOT_FOR_CLIENTS = "this model is not for clients; ask the model `ensemble`"
 
 FAILED, QUEUE_FULL, SHUTTING_DOWN = "failed", "queue_full", "shutting_down"

@@ -34,7 +34,7 @@ from python_backends.nouns.load import Load, TrainingLoad
 from python_backends.nouns.messages import Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
 from tests.cpu.test_finetuning import new_job, weights

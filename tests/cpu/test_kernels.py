@@ -102,7 +102,7 @@ from pathlib import Path
 from triton.runtime import interpreter
 from python_backends.engine.torch import fused_kernels, paged_attention, paged_chunks, paged_parts
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
 from tests.support.tiny_models import Agreement, TinyModel, build
 
@@ -130,7 +130,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from benchmarks.gpu import kernels as gpu_kernels
 from python_backends.engine.model.description import Heads
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
 from tests.support.tiny_models import Agreement, Serving, TinyModel, build, random_requests
 

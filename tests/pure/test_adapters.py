@@ -19,7 +19,7 @@ from python_backends.instance.adapters import InstanceAdapters
 from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling, WaitReason
 from python_backends.nouns.step import Admit, Release, SlotOperation, StepOutput
 from python_backends.scheduling.handover import RefusedMove
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from tests.support.server.serving import wait_for
 
 A, B, C = (AdapterVersion(name, "1", digest * 16) for name, digest in (("a", "0a"), ("b", "0b"), ("c", "0c")))

@@ -17,7 +17,7 @@ from python_backends.nouns.step import StepOutput
 from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.lengths.future_memory import Curve, in_use, lives, none_alive, points
 from python_backends.scheduling.piece_time import chunk_kv_tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings

@@ -19,7 +19,7 @@ from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.nouns.messages import Cancel, Failed
 from python_backends.nouns.step import PromptStates, StepPlan, Tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
     EngineSettings,

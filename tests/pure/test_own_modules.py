@@ -11,7 +11,7 @@ import pytest
 
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.request import Finish
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import ROOT, load
 from python_backends.settings.setting import FOLDER
 from tests.support.scheduling import Instance, request, write_vocabulary

@@ -17,7 +17,7 @@ from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import AtPromptEnd, LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.nouns.step import Started, Tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import (
     EngineSettings,
     ModelSettings,

@@ -28,7 +28,7 @@ from python_backends.nouns.step import Admit, Grow, Release, StepPlan, Tokens
 from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
 from python_backends.scheduling.policies import POLICIES
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.support.examples import examples
 from tests.support.scheduling import RULES, VOCAB, write_vocabulary

@@ -14,7 +14,7 @@ import pytest
 
 from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.view import View

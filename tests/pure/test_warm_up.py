@@ -15,7 +15,7 @@ from python_backends.instance import warm_up as warm_up_module
 from python_backends.instance.warm_up import GREEDY, warm_up
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from python_backends.text.door.table import FIELDS

@@ -30,7 +30,7 @@ from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.order import Answer, next_answer
 from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request
 from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Status
 from python_backends.settings import (
     ClusterSettings,

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.policies import setting_of
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.support.toy_answers import toy_answer
@@ -34,7 +34,7 @@ def write_vocabulary(directory: Path) -> Path:
 
 
 class Instance:
-    """Scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
+    """Slot scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
 
     def __init__(
         self,

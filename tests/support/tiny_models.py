@@ -53,7 +53,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.nouns.request import Finish, Floats, Ids, Request, Sampling
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import (
     EngineSettings,

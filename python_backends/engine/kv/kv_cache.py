@@ -3,7 +3,7 @@ one contiguous run.
 
 Heads come before tokens: a gather then returns each head's keys in one piece, over which attention is faster
 on a CPU than over strides (docs/design.md). Owns that tensor and the arithmetic from (block, head, offset) to
-its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
+its rows; which block belongs to which sequence is the slot scheduler's. Called by the step batch (rows), the
 decoder (write) and attention (gather).
 """
 

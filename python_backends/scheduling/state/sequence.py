@@ -48,7 +48,7 @@ class Sequence:
         self.request = request
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
         self.arrival = arrival  # place in the order of arrival, which the roster gives; kept when evicted
-        self.arrived_s = arrived_s  # at its first instance, by the scheduler's clock
+        self.arrived_s = arrived_s  # at its first instance, by the slot scheduler's clock
         self.request_epoch = request_epoch  # as its stream counts it
         self.slot = NO_SLOT
         self.status = Status.WAITING

@@ -15,7 +15,7 @@ steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 
 
 @dataclass
 class Stream:
-    """A scheduler and a client: sends windows with `steps` (new tokens, tokens
+    """The scheduler model and a client: sends windows with `steps` (new tokens, tokens
     newly acknowledged, earlier start), joins the texts.
     """
 
