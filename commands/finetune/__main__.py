@@ -25,11 +25,11 @@ from datetime import datetime
 from pathlib import Path
 
 from commands.finetune.alone import new_job, read_data, train
+from commands.finetune.beginning import ADAPTER, ALPHA, RANK, TARGETS
 from commands.finetune.progress import plot, watch
 from commands.model import located
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
-from python_backends.finetuning.beginning import ADAPTER, ALPHA, RANK, TARGETS
 from python_backends.finetuning.export import export
 from python_backends.finetuning.watchers import SERVE, refusals
 from python_backends.settings import ROOT, Settings, SettingsError, add_arguments, of_command_line

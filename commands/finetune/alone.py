@@ -12,11 +12,11 @@ from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from typing import Any
 
+from commands.finetune.beginning import beginning, name_of
 from commands.finetune.progress import Bar, plot
 from python_backends.checkpoint import model_names
 from python_backends.engine.adapter_directory import NAME
 from python_backends.finetuning import jobs
-from python_backends.finetuning.beginning import beginning, name_of
 from python_backends.finetuning.datasets import DatasetError, Example, read_examples
 from python_backends.finetuning.job_fields import LIMITS, MOST_STEPS
 from python_backends.finetuning.pack_memory import PackMemory

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from commands.finetune.beginning import targets
 from python_backends.engine.model.description import Linear
 from python_backends.engine.model.quantised import quantise
 from python_backends.engine.protocol import BadAdapterError
@@ -25,7 +26,6 @@ from python_backends.engine.torch import experts
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.experts import ExpertProducts
 from python_backends.engine.torch.training.model import load_trained_model
-from python_backends.finetuning.beginning import targets
 from python_backends.instance import build
 from python_backends.settings import ModelSettings, Settings, SettingsError
 from tests.support.peft_adapters import save_adapter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from python_backends.finetuning.beginning import check_agrees, name_of, place
+from commands.finetune.beginning import check_agrees, name_of, place
 from python_backends.nouns.training import AdapterShape
 
 
