@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.common.command_line import command_line
 from benchmarks.real_lengths import baselines, texts
 from benchmarks.real_lengths.scores import SPLITS, Answers, ByRidge, Predictor, crossed, score
-from benchmarks.real_lengths.states import CHUNKS, States, states_of
+from benchmarks.real_lengths.states import CHUNKS, States, encoded, states_of
 from benchmarks.real_prompts.prompts import FOLDER, digest, read_prompts
 from benchmarks.results_file import table, write_result
 from python_backends.prediction.state_model import NEIGHBOURS
@@ -54,8 +54,12 @@ class Case:
 class Study:
     """Of the prompts at `places`."""
 
-    def __init__(self, places: list[int], answers: Answers, states: States) -> None:
+    def __init__(
+        self, places: list[int], answers: Answers, states: States, tokens: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """`tokens`: of the same prompts; empty: what they say is not measured."""
         prompts = read_prompts()
+        self.tokens = [np.array(each, np.int32) for each in tokens]
         self.places, self.prompts = places, [prompts[place] for place in places]
         self.answers, self.states = answers, states
         self.layers = states.ends.shape[1]
@@ -138,6 +142,10 @@ class Study:
                 self._ridge(words),
                 us=baselines.cost_of_words(prompts, width),
             )
+        if self.tokens:
+            counts = np.stack([baselines.counts_of(each) for each in self.tokens])
+            us = baselines.cost(lambda n: baselines.counts_of(self.tokens[n]), len(self.tokens))
+            yield Case(name, "tokens of the prompt, as served", baselines.served(self.answers, counts), us=us)
         for layer in (0, self.layer(0.15)):
             where = "token embeddings" if layer == 0 else f"states of layer {layer} (needs the prompt)"
             us = baselines.cost_of_embeddings(states) if layer == 0 else None
@@ -192,7 +200,8 @@ def study_of(given: argparse.Namespace) -> Study:
     prompts = read_prompts()
     answers, places = Answers.read(given.lengths, prompts, QUICK if given.quick else None)
     states = states_of(prompts, given.model, given.kept)
-    return Study(places, answers, states.of(places))
+    tokens, _ = encoded([prompts[place] for place in places], given.model)
+    return Study(places, answers, states.of(places), tokens)
 
 
 def write_predictions(path: Path, study: Study) -> None:

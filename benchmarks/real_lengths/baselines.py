@@ -12,12 +12,13 @@ from benchmarks.real_lengths.regression import weighed
 from benchmarks.real_lengths.scores import Answers, Predictor, Said, kinds_of, same_for_all
 from benchmarks.real_lengths.states import States
 from benchmarks.real_prompts.prompts import Prompt
-from python_backends.nouns.request import Floats, LengthPrediction
+from python_backends.nouns.request import Floats, Ids, LengthPrediction
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Observations, grow
 from python_backends.prediction.history import Answered, AnswerHistory
 from python_backends.prediction.request_log import instruction_id
 from python_backends.prediction.state_model import KnownStates, learned
+from python_backends.prediction.token_counts import buckets_of, numbers_of
 
 NEAREST = 24  # answers
 TIMED = 200  # requests
@@ -117,6 +118,11 @@ def cut(answers: Answers, mosts: Sequence[int]) -> Answers:
     ended[:, :1] &= lengths[:, :1] <= most
     lengths[:, :1] = np.minimum(lengths[:, :1], most)
     return Answers(lengths, ended)
+
+
+def counts_of(prompt: Ids) -> Floats:
+    """What a server reads of a prompt before it is computed."""
+    return numbers_of(buckets_of(prompt), len(prompt))
 
 
 # --- costs, in microseconds of one thread for one request

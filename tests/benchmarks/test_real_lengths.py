@@ -59,6 +59,18 @@ def test_the_states_say_what_a_constant_does_not_on_prompts_not_learned_from() -
         assert 0.8 < found.covered < 1.0
 
 
+def test_tokens_of_prompts_say_what_they_can_on_prompts_not_learned_from() -> None:
+    """One token goes with long answers, another with short ones."""
+    answers, states = made_up()
+    random = np.random.default_rng(5)
+    middle = np.median(answers.lengths[:, 0])
+    tokens = [[*random.integers(100, 200, 10), 7 + (length > middle)] for length in answers.lengths[:, 0]]
+    study = Study(list(range(COUNT)), answers, states, tokens)
+    case = next(case for case in study._before_the_prompt() if case.name == "tokens of the prompt, as served")
+    for split in SPLITS:
+        assert study.row(case, split)["rank_correlation"] > 0.5
+
+
 def test_equal_values_share_their_rank() -> None:
     a, b = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
     assert rank_correlation(a, b) == pytest.approx(0.9487, abs=1e-4)
