@@ -15,6 +15,7 @@ import pytest
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.server.whole_answers import check_whole, whole_answers
 from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 300, "min_tokens": 300}
@@ -38,15 +39,8 @@ def by_instance(cluster: Gapless, name: str) -> list[float]:
 
 def test_both_instances_answer(cluster: Gapless, expected: Expected) -> None:
     before = by_instance(cluster, "gapless_dispatches_total")
-    client = cluster.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    assert by_instance(cluster, "gapless_instance_slots_busy") == [8, 8], "all have a slot"
-    client.finish()
-    client.close()
-    for n in range(16):
-        assert answers[f"{n}"].text == expected.text(f"{PROMPT} {n}", **LONG)
-        assert answers[f"{n}"].reasons == ["length"]
+    with whole_answers(cluster, expected, 16, **LONG):
+        assert by_instance(cluster, "gapless_instance_slots_busy") == [8, 8], "all have a slot"
     after = by_instance(cluster, "gapless_dispatches_total")
     assert [now - then for now, then in zip(after, before, strict=True)] == [8, 8]
     wait_for(cluster.is_idle, 60)
@@ -57,16 +51,8 @@ def test_when_one_instance_dies_all_streams_are_whole(
     cluster: Gapless, expected: Expected, number: signal.Signals
 ) -> None:
     losses = cluster.metrics()["gapless_instance_losses_total"]
-    client = cluster.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    cluster.kill(cluster.instance_pid(1), number)
-    client.finish()
-    client.close()
-    for n in range(16):
-        assert answers[f"{n}"].error == ""
-        assert answers[f"{n}"].text == expected.text(f"{PROMPT} {n}", **LONG)
-        assert answers[f"{n}"].reasons == ["length"]
+    with whole_answers(cluster, expected, 16, **LONG):
+        cluster.kill(cluster.instance_pid(1), number)
     metrics = cluster.metrics()
     assert metrics["gapless_instance_losses_total"] == losses + 1
     assert metrics['gapless_restarts_total{process="instance-0"}'] == 0
@@ -114,22 +100,14 @@ def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]
 def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless, expected: Expected) -> None:
     """Of 16 streams, half come by HTTP. The instance can be killed then: nothing is computed again."""
     before = cluster.metrics()
-    client = cluster.grpc()
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONGER) for n in range(8)}
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(8) as threads, whole_answers(cluster, expected, 8, **LONGER):
         by_http = {
             n: threads.submit(cluster.generate_stream, text_input=f"{PROMPT} {n}", **LONGER)
             for n in range(8, 16)
         }
-        client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
         wait_for(lambda: by_instance(cluster, "gapless_instance_slots_busy") == [8, 8], 60)
         drain_and_kill(cluster)
-        client.finish()
-    client.close()
-    answers |= {n: answer.result() for n, answer in by_http.items()}
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **LONGER)
+    check_whole({n: answer.result() for n, answer in by_http.items()}, expected, **LONGER)
     assert migrations(cluster, "drain") >= 8 + before.get(
         'gapless_migrations_total{outcome="done",reason="drain"}', 0.0
     )
@@ -246,16 +224,9 @@ def test_the_number_of_instances_can_be_fixed_while_requests_are_answered(
     assert more.stdout.startswith("the number of instances is 2; all are ready after ")
     assert num_instances(scaled) == {"ready": 2}
     moves = migrations(scaled, "drain")
-    client = scaled.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(8)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    fewer = control(scaled, "scale", "1")
-    assert (fewer.returncode, len(fewer.stdout.splitlines())) == (0, 1), fewer.stderr
-    client.finish()
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
+    with whole_answers(scaled, expected, 8, **LONG):
+        fewer = control(scaled, "scale", "1")
+        assert (fewer.returncode, len(fewer.stdout.splitlines())) == (0, 1), fewer.stderr
     assert migrations(scaled, "drain") > moves
     wait_for(lambda: len(running(scaled)) == 1, 60)
     assert scaled.metrics()["gapless_instance_losses_total"] == 0

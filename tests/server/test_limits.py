@@ -21,14 +21,14 @@ from tests.support.server.serving import ROOT, Gapless, wait_for
 from tests.support.toy_engine import TOY
 
 ONE, TOKENS_OF_ONE = "a", 1
-LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # eight seconds
+LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # fifteen seconds
 LONGEST = {"text_input": ONE, "max_tokens": 2040, "min_tokens": 2040}
 TWO_TOKENS = {"max_tokens": 2, "min_tokens": 2}
 SHORT = {"text_input": ONE, **TWO_TOKENS}
-OF_200_MS = {"text_input": ONE, "max_tokens": 40, "min_tokens": 40}
+OF_400_MS = {"text_input": ONE, "max_tokens": 40, "min_tokens": 40}
 SETTINGS = {
     "engine.kind": TOY,
-    "engine.options": "step_ms=5",
+    "engine.options": "step_ms=10",
     "engine.slots": 1,
     "streams.max_open": 5,
     "streams.max_queued_tokens": 40,
@@ -59,7 +59,7 @@ def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: An
 
 @contextmanager
 def busy(gapless: Gapless) -> Iterator[None]:
-    """The only slot is taken meanwhile, for ten seconds at most."""
+    """The only slot is taken meanwhile, for twenty seconds at most."""
     wait_for(gapless.is_idle, 60)
     client = gapless.grpc()
     answer = client.ask(**LONGEST)
@@ -279,7 +279,7 @@ def test_a_larger_priority(gapless: Gapless) -> None:
 
 
 def test_passed_over_for_too_long(gapless: Gapless) -> None:
-    """One slot, requests of 0.2 s that never stop coming, and a patient one of priority −1."""
+    """One slot, requests of 0.4 s that never stop coming, and a patient one of priority −1."""
     order: list[int] = []
     threads = [threading.Thread(target=keep_asking, args=[gapless, order]) for _ in range(3)]
     for thread in threads:
@@ -297,7 +297,7 @@ STOP = 99
 
 def keep_asking(gapless: Gapless, order: list[int]) -> None:
     while STOP not in order:
-        outcome = ask(gapless, "grpc", **OF_200_MS)
+        outcome = ask(gapless, "grpc", **OF_400_MS)
         assert outcome.reasons == ["length"]
         order.append(0)
 
@@ -306,7 +306,7 @@ def ask_later(gapless: Gapless, door: str, order: list[int], priority: int) -> t
     """In a thread. A priority of 0 is the one of a request that says nothing about it."""
 
     def run() -> None:
-        outcome = ask(gapless, door, **OF_200_MS, **({"request_priority": priority} if priority else {}))
+        outcome = ask(gapless, door, **OF_400_MS, **({"request_priority": priority} if priority else {}))
         assert outcome.reasons == ["length"]
         order.append(priority)
 

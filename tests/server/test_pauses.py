@@ -205,12 +205,12 @@ def pause(gapless: Gapless, seconds: float) -> None:
 def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
     gapless: Gapless, expected: Expected
 ) -> None:
-    """15 s each: longer than any time after which a silent process is given up (3 s here)."""
+    """6 s each: longer than the time after which a silent process is given up (3 s here)."""
     wait_for(lambda: is_ready(gapless), 60)
     before = restarts(gapless), gapless.server_pid(), gapless.instance_pid()
     streams = Streams(gapless)
     for _ in range(3):
-        pause(gapless, 15)
+        pause(gapless, 6)
         time.sleep(1)
     streams.check_whole(expected)
     answers_again(gapless, expected)

@@ -22,8 +22,9 @@ import pytest
 from benchmarks.policies import setting_of
 from tests.server.test_cluster import LONGER, check_nothing_is_kept, control, migrations
 from tests.server.test_recovery import leftovers
-from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.expected import Expected
 from tests.support.server.serving import Gapless, free_ports, wait_for
+from tests.support.server.whole_answers import whole_answers
 from tests.support.shuffle import SHUFFLE
 from tests.support.toy_engine import toy_settings
 
@@ -53,16 +54,8 @@ def await_both(served: Gapless) -> None:
 
 def check_answers(served: Gapless, expected: Expected, between: Any) -> None:
     """Asks 40 requests, calls `between` while they are answered, and checks all answers."""
-    client = served.grpc()
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONGER) for n in range(40)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    between(client)
-    client.finish(180)
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **LONGER)
-        assert answer.reasons == ["length"]
+    with whole_answers(served, expected, 40, **LONGER) as client:
+        between(client)
     check_nothing_is_kept(served)
 
 

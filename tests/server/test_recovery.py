@@ -21,41 +21,19 @@ import pytest
 
 from tests.support.server import doors
 from tests.support.server.expected import PROMPT, Expected
-from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, leftovers, wait_for
+from tests.support.server.serving import ROOT, Answer, Gapless, leftovers, wait_for
+from tests.support.server.whole_answers import whole_answers
 from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
 
 
-def sixteen_streams(gapless: Gapless) -> tuple[GrpcClient, dict[str, Answer]]:
-    client = gapless.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    return client, answers
-
-
-def check_sixteen(client: GrpcClient, answers: dict[str, Answer], expected: Expected) -> None:
-    client.finish()
-    client.close()
-    for n in range(16):
-        assert answers[f"{n}"].error == ""
-        assert answers[f"{n}"].text == expected.text(f"{PROMPT} {n}", **LONG)
-        assert answers[f"{n}"].reasons == ["length"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_streams_go_on_with_the_same_text_when_the_instance_is_killed(
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_streams_go_on_with_the_same_text_when_the_instance_is_killed_or_stalls(
     gapless: Gapless, expected: Expected, number: int
 ) -> None:
-    client, answers = sixteen_streams(gapless)
-    gapless.kill(gapless.instance_pid(), number)
-    check_sixteen(client, answers, expected)
-
-
-def test_streams_go_on_when_the_instance_stalls(gapless: Gapless, expected: Expected) -> None:
-    client, answers = sixteen_streams(gapless)
-    gapless.kill(gapless.instance_pid(), signal.SIGSTOP)
-    check_sixteen(client, answers, expected)
+    with whole_answers(gapless, expected, 16, **LONG):
+        gapless.kill(gapless.instance_pid(), number)
 
 
 def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, expected: Expected) -> None:
@@ -98,7 +76,9 @@ def test_a_killed_stub_is_loaded_again(gapless: Gapless, expected: Expected, mod
 
 def test_a_killed_scheduler_stub_restarts_the_server(gapless: Gapless, expected: Expected) -> None:
     server, instance = gapless.server_pid(), gapless.instance_pid()
-    client, answers = sixteen_streams(gapless)
+    client = gapless.grpc()
+    answers = [client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)]
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers))
     gapless.kill(gapless.stub_pid("scheduler"))
     answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 120)
     assert answer == expected.text(PROMPT, max_tokens=20)
@@ -106,7 +86,7 @@ def test_a_killed_scheduler_stub_restarts_the_server(gapless: Gapless, expected:
     assert gapless.instance_pid() == instance, "the instance stays, and drops what it had"
     wait_for(gapless.is_idle, 60)
     client.drain(0.2)
-    assert all(answer.num_ends <= 1 for answer in answers.values())
+    assert all(answer.num_ends <= 1 for answer in answers)
     client.cancel()
 
 

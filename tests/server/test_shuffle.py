@@ -21,6 +21,7 @@ from tests.server.test_cluster import LONG, check_nothing_is_kept, migrations
 from tests.support.server.disturbing import disturbed
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.server.whole_answers import check_whole, whole_answers
 from tests.support.shuffle import SHUFFLE
 from tests.support.toy_engine import toy_settings
 
@@ -44,21 +45,13 @@ def test_requests_move_while_they_are_answered_and_no_text_changes(
 ) -> None:
     """A tenth of the clients come by HTTP."""
     while migrations(shuffled, "shuffle") < NUM_MOVES:
-        client = shuffled.grpc()
-        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(90)}
-        with ThreadPoolExecutor(10) as threads:
+        with ThreadPoolExecutor(10) as threads, whole_answers(shuffled, expected, 90, **LONG):
             by_http = {
                 n: threads.submit(shuffled.generate_stream, text_input=f"{PROMPT} {n}", **LONG)
                 for n in range(90, 100)
             }
-            client.finish(180)
-        client.close()
-        answers |= {n: answer.result() for n, answer in by_http.items()}
+        check_whole({n: answer.result() for n, answer in by_http.items()}, expected, **LONG)
         assert migrations(shuffled, "shuffle") >= 50
-        for n, answer in answers.items():
-            assert answer.error == ""
-            assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
-            assert answer.reasons == ["length"]
     check_nothing_is_kept(shuffled)
 
 
@@ -86,34 +79,25 @@ def num_ended(served: Gapless) -> float:
 def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) -> None:
     losses = shuffled.metrics()["gapless_instance_losses_total"]
     most = {"max_tokens": 1500, "min_tokens": 1500}
-    client = shuffled.grpc()
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(NUM_STAYING)}
     leaving = [shuffled.grpc() for _ in range(NUM_LEAVING)]
     for n, each in enumerate(leaving):
         each.ask("0", text_input=f"{PROMPT} leaves {n}", **most)
     for each in leaving:
         each.read_until(lambda each=each: each.answers["0"].chunks > 0)
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    for instance, number in rng.sample([(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")], 4):
-        client.drain(rng.uniform(0.5, 1.5))  # requests move meanwhile
-        for _ in range(NUM_LEAVING // 4):
-            gone = leaving.pop()
-            gone.cancel()
-            gone.close()
-        shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
-        losses += 1
-        wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
-        moves = migrations(shuffled, "shuffle")
-        wait_for(lambda: shuffled.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-        # requests move only when none is suspected: one that is alone in a crash would be failed
-        wait_for(lambda most=moves: migrations(shuffled, "shuffle") > most or shuffled.is_idle(), 120)
-    client.finish(180)
-    client.drain(0.2)  # no answer ends twice
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
-        assert answer.reasons == ["length"]
+    with whole_answers(shuffled, expected, NUM_STAYING, **most) as client:
+        for instance, number in rng.sample([(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")], 4):
+            client.drain(rng.uniform(0.5, 1.5))  # requests move meanwhile
+            for _ in range(NUM_LEAVING // 4):
+                gone = leaving.pop()
+                gone.cancel()
+                gone.close()
+            shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
+            losses += 1
+            wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
+            moves = migrations(shuffled, "shuffle")
+            wait_for(lambda: shuffled.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+            # requests move only when none is suspected: one that is alone in a crash would be failed
+            wait_for(lambda most=moves: migrations(shuffled, "shuffle") > most or shuffled.is_idle(), 120)
 
 
 def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
@@ -125,21 +109,14 @@ def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
     served = Gapless(**settings, **cluster)
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    client = served.grpc()
-    most = {"max_tokens": 600, "min_tokens": 600}
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(8)}
-    client.read_until(lambda: all(answer.chunks > 20 for answer in answers.values()))
-    pid = served.instance_pid(1)
-    for _ in range(3):  # each pause is shorter than what an instance may be silent
-        os.kill(pid, signal.SIGSTOP)
-        client.drain(2)
-        os.kill(pid, signal.SIGCONT)
-        client.drain(0.5)
-    client.finish(180)
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
+    with whole_answers(served, expected, 8, max_tokens=600, min_tokens=600) as client:
+        client.read_until(lambda: all(answer.chunks > 20 for answer in client.answers.values()))
+        pid = served.instance_pid(1)
+        for _ in range(3):  # each pause is shorter than what an instance may be silent
+            os.kill(pid, signal.SIGSTOP)
+            client.drain(2)
+            os.kill(pid, signal.SIGCONT)
+            client.drain(0.5)
     assert served.metrics()["gapless_instance_losses_total"] == 0
     check_nothing_is_kept(served)
     assert served.stop() == 0
