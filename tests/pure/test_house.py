@@ -66,14 +66,14 @@ def room(path: Path) -> str:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -193,7 +193,7 @@ def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
     for path in MODULES:
         if path.stem not in ("spans", "tracing"):
             at_the_top = ast.Module(
-                [node for node in tree(path).body if not isinstance(node, ast.FunctionDef | ast.If)],
+                [node for node in parsed(path).body if not isinstance(node, ast.FunctionDef | ast.If)],
                 [],
             )
             names = {node.module for node in ast.walk(at_the_top) if isinstance(node, ast.ImportFrom)}
@@ -202,7 +202,7 @@ def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
 
 def defined_names(path: Path) -> set[str]:
     """Of the module, its functions and its classes."""
-    nodes = ast.walk(tree(path))
+    nodes = ast.walk(parsed(path))
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)} | {path.stem}
 
 
@@ -373,7 +373,7 @@ def test_the_slot_tables_arrays_are_written_by_its_verbs_alone() -> None:
     assert {"computed", "planned", "known", "generations", "capacity"} <= columns
     for path in (PACKAGE / "scheduling").rglob("*.py"):
         if path.stem != "slots":
-            assert not [name for name in written_elements(tree(path)) if name in columns], path
+            assert not [name for name in written_elements(parsed(path)) if name in columns], path
 
 
 def written_elements(tree: ast.AST) -> list[str]:
@@ -415,7 +415,7 @@ def test_each_part_of_a_stream_has_one_writer() -> None:
     assert set().union(*WRITERS.values()) <= attributes
     for path in (PACKAGE / "streams").glob("*.py"):
         if path.stem != "stream":
-            written = written_attributes(tree(path)) & attributes
+            written = written_attributes(parsed(path)) & attributes
             assert written == WRITERS.get(path.stem, set()), path
 
 
@@ -483,7 +483,7 @@ def test_every_metric_is_counted_somewhere_and_every_number_that_is_counted_is_a
 @cache
 def names_of_metrics(path: Path) -> frozenset[str]:
     """Strings that have the form of one."""
-    nodes = ast.walk(tree(path))
+    nodes = ast.walk(parsed(path))
     strings = {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str}
     return frozenset(string for string in strings if re.fullmatch(r"gapless_[a-z0-9_]+", string))
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_recovery import check_sixteen, sixteen_streams
+from tests.server.test_recovery import LONG
 from tests.support.server.expected import Expected
 from tests.support.server.serving import Gapless, wait_for
+from tests.support.server.whole_answers import whole_answers
 from tests.support.toy_engine import toy_settings
 
 SHM_BYTES = 512 << 20
@@ -49,13 +50,13 @@ def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
     with_small_shm: Gapless, expected: Expected
 ) -> None:
     gapless = with_small_shm
-    client, answers = sixteen_streams(gapless)
-    with filled(Path(f"/proc/{gapless.server_pid()}/root/dev/shm")):
+    shm = Path(f"/proc/{gapless.server_pid()}/root/dev/shm")
+    with whole_answers(gapless, expected, 16, **LONG) as client, filled(shm):
         long = "x" * (40 << 20)  # more than the shared memory that each model has from the start
         status, text = gapless.post("/v2/models/ensemble/generate", {"text_input": long, "max_tokens": 5})
         assert status >= 400, text
         assert gapless.generate(text_input="hello", max_tokens=5)["status"] == 200
-        check_sixteen(client, answers, expected)
+        client.finish()
     assert gapless.generate(text_input="hello", max_tokens=5)["status"] == 200
     wait_for(gapless.is_idle, 60)
 
@@ -73,12 +74,11 @@ def test_more_connections_than_fit_are_refused_and_streams_and_log_stay_as_they_
     with_few_files: Gapless, expected: Expected
 ) -> None:
     gapless = with_few_files
-    client, answers = sixteen_streams(gapless)
-    with contextlib.ExitStack() as stack:
+    with whole_answers(gapless, expected, 16, **LONG) as client, contextlib.ExitStack() as stack:
         for _ in range(2 * FEW_FILES):
             stack.enter_context(socket.create_connection(("127.0.0.1", gapless.http_port)))
         wait_for(lambda: b"too many open connections" in ask(gapless.http_port), 30)
-        check_sixteen(client, answers, expected)
+        client.finish()
     wait_for(lambda: ask(gapless.http_port).startswith(b"HTTP/1.1 200"), 30)
     assert "starting the server again" not in gapless.log
     assert len(gapless.log.splitlines()) < 50
@@ -96,10 +96,9 @@ def ask(port: int) -> bytes:
 def test_a_tritonserver_that_stands_still_for_a_while_costs_no_stream_its_text(
     gapless: Gapless, expected: Expected, seconds: int
 ) -> None:
-    client, answers = sixteen_streams(gapless)
     pid = gapless.server_pid()
-    gapless.kill(pid, signal.SIGSTOP)
-    time.sleep(seconds)
-    gapless.kill(pid, signal.SIGCONT)
-    check_sixteen(client, answers, expected)
+    with whole_answers(gapless, expected, 16, **LONG):
+        gapless.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        gapless.kill(pid, signal.SIGCONT)
     assert gapless.server_pid() == pid

@@ -13,7 +13,7 @@ from tests.server.test_cancelling import test_a_lone_client_that_leaves_gives_it
 from tests.server.test_recovery import (
     LONG,
     check_that_only_the_poisonous_request_fails,
-    test_streams_go_on_with_the_same_text_when_the_instance_is_killed,
+    test_streams_go_on_with_the_same_text_when_the_instance_is_killed_or_stalls,
     test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind,
 )
 from tests.server.test_sampling import (
@@ -46,7 +46,7 @@ ASKED_AGAIN = [  # of this module's server, because `gapless` is another one her
     test_grpc_streams_the_same_text,
     test_metrics_are_there_and_count,
     test_streams_bring_each_log_probability_once_although_the_instance_dies,
-    test_streams_go_on_with_the_same_text_when_the_instance_is_killed,
+    test_streams_go_on_with_the_same_text_when_the_instance_is_killed_or_stalls,
     test_the_same_seed_gives_the_same_text_and_another_another,
     test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind,
 ]
