@@ -78,6 +78,24 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def on_the_way(tensor: Tensor) -> Callable[[], Tensor]:
+    """Starts the way of `tensor` to the host. What is returned waits until it is there, and gives it; on a
+    CPU it is `tensor`.
+    """
+    if tensor.device.type == "cpu":
+        return lambda: tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(tensor.device))
+
+    def arrive() -> Tensor:
+        done.synchronize()
+        return host
+
+    return arrive
+
+
 def send(values: NDArray[Any], to: Tensor) -> None:
     """`values` into the memory of `to`, in the order of its device's work."""
     tensor = torch.from_numpy(values)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.guides.guides import Guides
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
@@ -49,6 +50,14 @@ class Announcing(Protocol):
 
     def on_done(self, tell: Callable[[], None]) -> None:
         """`tell` is called by some thread."""
+
+
+@runtime_checkable
+class FollowsGuides(Protocol):
+    """An engine whose answers follow guides; others name them in `unsupported` of their limits."""
+
+    def follow(self, guides: Guides) -> None:
+        """Compiles the guides of sequences; called before the first sequence with one."""
 
 
 class ReadAdapter(NamedTuple):

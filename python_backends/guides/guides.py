@@ -25,14 +25,17 @@ from python_backends.guides.vocabulary import Vocabulary
 # read when the first error comes: with it, each of a thousand grammars within another adds one to a message
 os.environ["RUST_LIB_BACKTRACE"] = "0"
 
+Compiled = LLMatcher  # of which each answer gets a copy
+
 MAX_GUIDE_BYTES = 128 * 1024  # compiled in 0.1 s, if it is 500 schemas of tools
-COMPILE_S = 1.0  # a hundred times as long as common ones take
+COMPILE_S = 1.0  # the door waits; a hundred times as long as common ones take
+ADMIT_S = 10.0  # an instance waits, in the rare case that it must compile a guide again
 NUM_THREADS = 2
 # of a remainder there are so many states
 MOST_MULTIPLE = 10_000
 MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]*)')
 ESCAPED = re.compile(r"\\+u00([2-7][\da-fA-F])")
-MOST_KEPT = 32  # compiled grammars
+MOST_KEPT = 64  # compiled grammars
 STACK_BYTES = 512 * 1024 * 1024  # addresses, not memory: 4 kB for each byte of the longest guide
 # many times what common schemas and regular expressions cost
 LIMITS = LLParserLimits(
@@ -51,51 +54,51 @@ class Guides:
         """`vocabulary` is asked for once, when the first grammar comes."""
         self._vocabulary = vocabulary
         self._tokens: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # the longest unused first
-        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()  # the longest unused first
+        self._lock, self._tokens_lock = threading.Lock(), threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, grammar: str) -> Future[LLMatcher]:
+    def begin(self, grammar: str) -> Future[Compiled]:
         """Has `grammar` compiled, unless it is. The result is not to be changed; it is GuideError if the
         grammar can't be followed.
         """
-        tokens = self._known_tokens()
         with self._lock:
             if grammar in self._kept:
                 self._kept.move_to_end(grammar)
-                done: Future[LLMatcher] = Future()
+                done: Future[Compiled] = Future()
                 done.set_result(self._kept[grammar])
                 return done
             if self._threads is None:
                 self._threads = _with_large_stacks()
-            return self._threads.submit(partial(self._compiled, grammar, tokens))
+            return self._threads.submit(partial(self._compile, grammar))
 
     def check(self, grammar: str) -> None:
         """Raises GuideError if no answer can follow `grammar`, or following it would cost too much."""
-        self._compiled_soon(grammar)
+        self._known_tokens()
+        self._compiled(grammar, COMPILE_S)
 
     def matcher(self, grammar: str, tokens: Sequence[int], stop_ids: Sequence[int]) -> Matcher:
         """For an answer that has begun with `tokens`. Raises GuideError."""
-        matcher = Matcher(self._compiled_soon(grammar).deep_copy(), stop_ids)
+        matcher = Matcher(self._compiled(grammar, ADMIT_S).deep_copy(), stop_ids)
         if not matcher.take(tokens):
             raise GuideError("the tokens that were delivered before do not follow the guide")
         return matcher
 
-    def _compiled_soon(self, grammar: str) -> LLMatcher:
+    def _compiled(self, grammar: str, patience_s: float) -> Compiled:
         try:
-            return self.begin(grammar).result(COMPILE_S)
+            return self.begin(grammar).result(patience_s)
         except TimeoutError:
-            raise GuideError(f"could not be compiled within {COMPILE_S:g} s") from None
+            raise GuideError(f"could not be compiled within {patience_s:g} s") from None
 
     def _known_tokens(self) -> LLTokenizer:
-        with self._lock:
+        with self._tokens_lock:
             if self._tokens is None:
                 self._tokens = self._vocabulary().compiled()
             return self._tokens
 
-    def _compiled(self, grammar: str, tokens: LLTokenizer) -> LLMatcher:
+    def _compile(self, grammar: str) -> Compiled:
         _refuse_large_multiples(grammar)
-        matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # often the most expensive one
         if matcher.is_error():

@@ -25,6 +25,7 @@ from python_backends.instance.build import (
     build_training,
     spare_time,
     start_adapters,
+    start_guides,
     start_moves,
     watch_jobs,
 )
@@ -103,7 +104,8 @@ def main(run_directory: Path, number: int) -> None:
     training = build_training(settings, engine, scheduler, published)
     spare = spare_time(settings, training)
     beat = partial(_beat, state, processor)
-    parts = Parts(moves, adapters, spare)
+    guided = start_guides(settings, scheduler, engine, link.wake)
+    parts = Parts(moves, adapters, guided, spare)
     instance = Instance(scheduler, engine, link, beat, settings.steps_ahead, parts)
     watch = watch_jobs(settings, training, link.wake)
     state.write_on(State.READY)

@@ -16,12 +16,15 @@ from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
+from python_backends.engine.protocol import Engine, ExportsBlocks, FollowsGuides, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
 from python_backends.finetuning.watchers import SERVE
+from python_backends.guides.guides import Guides
+from python_backends.guides.vocabulary import Vocabulary
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
+from python_backends.instance.guided_submits import GuidedSubmits
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.layer_trial import ON, with_faster_layers, with_layers
 from python_backends.instance.spare_time import SpareTime, SpareWork
@@ -36,6 +39,8 @@ from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import TRAINS, Settings
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.vocabulary import vocabulary_of
 from python_backends.wires.network import read_network
 
 log = logging.getLogger("gapless.instance")
@@ -151,6 +156,21 @@ def start_adapters(
     files = AdapterFiles(directory, engine.read_adapter)
     thread = AdapterThread(files, wake)
     return InstanceAdapters(scheduler, engine, thread, settings.adapters.max_loaded, show)
+
+
+def start_guides(
+    settings: Settings, scheduler: SlotScheduler, engine: Engine, wake: Callable[[], None]
+) -> GuidedSubmits:
+    """What has guides compiled, if the engine follows any. `wake`: what wakes the loop."""
+    if not isinstance(engine, FollowsGuides):
+        return GuidedSubmits()
+    guides = Guides(partial(_vocabulary, settings.model_directory, scheduler.limits.vocab_size))
+    engine.follow(guides)
+    return GuidedSubmits(guides, wake)
+
+
+def _vocabulary(directory: Path, num_rows: int) -> Vocabulary:
+    return vocabulary_of(read_checkpoint(directory), num_rows)
 
 
 def start_moves(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from python_backends.engine.protocol import Engine
 from python_backends.instance.adapters import InstanceAdapters
+from python_backends.instance.guided_submits import GuidedSubmits
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.late_tokens import LateTokens
 from python_backends.instance.lead import Lead
@@ -45,6 +46,7 @@ class Parts:
 
     moves: Moves | None = None  # None: no request moves from here to another instance, or from there
     adapters: InstanceAdapters | None = None  # None: there are none, or the engine keeps them by itself
+    guided: GuidedSubmits = field(default_factory=GuidedSubmits)
     spare_time: SpareTime = field(default_factory=SpareTime)
 
 
@@ -71,6 +73,7 @@ class Instance:
         self.link = link
         parts = parts or Parts()
         self._moves, self._adapters, self._spare_time = parts.moves, parts.adapters, parts.spare_time
+        self._guided = parts.guided
         self._step_time = scheduler.outlook.step_time
         # at first, of a row that decodes, as the warm-up measured it
         self._heartbeat = Heartbeat(beat, self._step_time.seconds(1, 0))
@@ -177,6 +180,7 @@ class Instance:
             if not wait_s or self._has_adapter_news or not (news or self._has_move_news):
                 break
             self._num_empty_turns = 0
+        self._submit_compiled()
         if self._adapters is not None:
             self._publish(self._adapters.step())
 
@@ -213,25 +217,36 @@ class Instance:
 
     def _take(self, message: ToInstance | NewSession) -> None:
         if isinstance(message, Submit):
-            self._submit(message)
+            if not self._guided.hold(message):
+                self._submit(message)
         elif isinstance(message, Predicted):
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
+            self._guided.cancel(message)
             self.scheduler.cancel(message.request_id, message.request_epoch)
         elif isinstance(message, NewSession):
             self._forget_all()
         elif self._moves is not None and isinstance(message, Reserve | MoveOut | AbortMove | Resume):
+            if isinstance(message, Reserve):
+                self._guided.expect(message)
             self._publish(self._moves.handle(message))
 
     def _forget_all(self) -> None:
         if self._moves is not None:
             self._moves.new_session()
+        self._guided.forget_all()
         self.scheduler.cancel_all()
         self._last_submit = 0
 
+    def _submit_compiled(self) -> None:
+        submits, failed = self._guided.take()
+        for message in submits:
+            self._submit(message)
+        self._publish(failed)
+
     def _submit(self, message: Submit) -> None:
         try:
-            self._last_submit = message.number
+            self._last_submit = max(self._last_submit, message.number)
             self.scheduler.submit(message.request, message.delivered, message.request_epoch, message.age_s)
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])

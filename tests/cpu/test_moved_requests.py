@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from python_backends.engine.kv.device_blocks import DeviceBlocks
-from python_backends.engine.protocol import Engine, ExportsBlocks
+from python_backends.engine.protocol import Engine, ExportsBlocks, FollowsGuides
+from python_backends.guides.grammars import grammar_of
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence, Status
 from tests.cpu.test_log_probs import Scored
+from tests.support.guided import END, guides
 from tests.support.tiny_models import VOCABULARY, TinyModel, random_requests
 
 PROMPT = np.random.default_rng(11).integers(0, VOCABULARY, 37).astype(np.int32)
@@ -134,13 +136,19 @@ def engines(tiny: Callable[[str], TinyModel]) -> Iterator[Engines]:
 
     def make(name: str, kind: str) -> list[Engine]:
         if (name, kind) not in made:
-            made[name, kind] = [MAKE[kind](tiny(name)) for _ in range(2)]
+            made[name, kind] = [following(MAKE[kind](tiny(name))) for _ in range(2)]
         return made[name, kind]
 
     yield make
     for pair in made.values():
         for engine in pair:
             engine.close()
+
+
+def following(engine: Engine) -> Engine:
+    assert isinstance(engine, FollowsGuides)
+    engine.follow(guides())
+    return engine
 
 
 def serving(engine: Engine, kind: str) -> Instance:
@@ -176,7 +184,7 @@ def undisturbed(engines: Engines, kind: str, request: Request) -> Instance:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-@pytest.mark.parametrize("what", ["greedy", "drawn", "penalized", "banned", "biased", "not before"])
+@pytest.mark.parametrize("what", ["greedy", "drawn", "penalized", "banned", "biased", "not before", "guided"])
 def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
     engines: Engines, kind: str, what: str
 ) -> None:
@@ -188,6 +196,7 @@ def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
         "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4},
         "banned": {"bad_words": (tuple(free[at - 1 : at + 1]),)},  # it would be completed after the move
         "biased": {"logit_bias": tuple((token, -100.0) for token in set(free[at - 3 : at + 3]))},
+        "guided": {"grammar": grammar_of("json", ""), "temperature": 1.0, "stop_ids": (END,)},
         "not before": {"min_tokens": at + 10, "stop_ids": tuple(free[at + 2 : at + 12])},
     }[what]
     request = ask(**sampling)

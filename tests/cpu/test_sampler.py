@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from python_backends.engine.slots.allowed import Allowed, unpacked_by_numpy, unpacked_by_torch
 from python_backends.engine.slots.noise import BLOCK, Noise, drawn, keys
+from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import (
     CANDIDATES,
     Draws,
@@ -22,7 +24,7 @@ from python_backends.engine.slots.sampler import (
     restricted,
     sample,
 )
-from python_backends.nouns.request import Request
+from python_backends.nouns.request import Finish, Request
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 MASK = (1 << 64) - 1
@@ -279,3 +281,38 @@ def _plain_noise(seed: int, index: int, token: int) -> float:
     block = mix((key - golden * (1 + token // 64)) & MASK)
     later_s = 0.0 if block % 64 == token % 64 else time_s(mix((key + golden * (1 + token)) & MASK))
     return -math.log(time_s(block) / 64 + later_s)
+
+
+def masked(rows: list[int], may: list[list[int]], vocabulary: int) -> Allowed:
+    bits = np.zeros((len(may), -(-vocabulary // 32) * 32), np.uint8)
+    for row, tokens in zip(bits, may, strict=True):
+        row[tokens] = 1
+    masks = np.packbits(bits, axis=1, bitorder="little")
+    return Allowed(torch.tensor(rows), torch.from_numpy(masks))
+
+
+@pytest.mark.parametrize("vocabulary", [32, 50, 65])
+def test_masks_are_unpacked_alike_on_every_device(vocabulary: int) -> None:
+    masks = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 12), dtype=np.uint8))
+    found = unpacked_by_torch(masks, vocabulary)
+    assert found.shape == (3, vocabulary)
+    assert torch.equal(found, unpacked_by_numpy(masks, vocabulary))
+
+
+def test_only_tokens_in_a_rows_mask_come_and_other_rows_keep_theirs() -> None:
+    logits = torch.randn((4, 50), generator=torch.Generator().manual_seed(0))
+    rows = SamplingRows(allowed=masked([1, 3], [[7], [40, 49]], 50))
+    tokens = sample(logits, rows)
+    assert tokens[[0, 2]].tolist() == logits[[0, 2]].argmax(-1).tolist()
+    assert tokens[1] == 7
+    assert tokens[3] == (40 if logits[3, 40] > logits[3, 49] else 49)
+    every = SamplingRows(allowed=masked([0, 1, 2, 3], [[1], [2], [3], [4]], 50))
+    assert sample(logits, every).tolist() == [1, 2, 3, 4]
+
+
+def test_a_row_of_which_no_token_is_allowed_fails_alone() -> None:
+    logits = torch.randn((3, 50), generator=torch.Generator().manual_seed(1))
+    rows = SamplingRows(allowed=masked([0, 1], [[], [5]], 50))
+    tokens = sample(logits, rows)
+    finishes = fail_others(torch.stack([tokens, torch.zeros_like(tokens)]), logits, tokens, rows)[1]
+    assert finishes.tolist() == [Finish.ERROR, Finish.RUNNING, Finish.RUNNING]

@@ -1,4 +1,6 @@
-"""Guides and answers for tests: a vocabulary of bytes and some words, and tokens drawn under a mask."""
+"""Guides and answers for tests: a vocabulary of bytes and some words, as large as that of the tiny models,
+and tokens drawn under a mask.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ WORDS = (
     b"<tool>",
     b"12",
 )
-TOKENS = (*(bytes([byte]) for byte in range(256)), *WORDS, b"<end>", b"<stop>")
-END, STOP = len(TOKENS) - 2, len(TOKENS) - 1  # special tokens; only the first ends an answer by itself
+TEXTS = (*(bytes([byte]) for byte in range(256)), *WORDS)
+VOCABULARY = 512
+END, STOP = len(TEXTS), len(TEXTS) + 1  # special tokens; only the first ends an answer by itself
+UNUSED = tuple(f"<unused {token}>".encode() for token in range(STOP + 1, VOCABULARY))
+TOKENS = (*TEXTS, b"<end>", b"<stop>", *UNUSED)
 
 
 def vocabulary() -> Vocabulary:
-    return Vocabulary(TOKENS, (END, STOP), (END,), lambda text: list(text.encode()))
+    return Vocabulary(TOKENS, range(END, VOCABULARY), (END,), lambda text: list(text.encode()))
 
 
 def guides() -> Guides:
@@ -39,6 +44,11 @@ def guides() -> Guides:
 
 def matcher(kind: str, guide: str, begun: bytes = b"", stop_ids: Sequence[int] = (END,)) -> Matcher:
     return guides().matcher(grammar_of(kind, guide), list(begun), stop_ids)
+
+
+def text_of(tokens: Sequence[int]) -> bytes:
+    """Of an answer, without what ends it."""
+    return b"".join(TEXTS[token] for token in tokens if token < END)
 
 
 def allowed(found: Matcher) -> list[int]:

@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from python_backends.engine.kinds import EngineKind
 from python_backends.engine.kv.block_bytes import rows_of
-from python_backends.nouns.request import NO_GUIDES, Finish, Ids, LogProbs, ModelLimits, Sampling
+from python_backends.guides.guides import Guides
+from python_backends.guides.matcher import Matcher, num_words
+from python_backends.nouns.request import Finish, Ids, LogProbs, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, StepOutput, StepPlan
 from python_backends.settings import Settings
 
@@ -36,9 +38,15 @@ DEFAULT_MODEL_TOKENS = 2048
 DEFAULT_BLOCKS_A_SLOT = 64
 
 
-def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
+def toy_next(
+    tokens: Ids,
+    sampling: Sampling,
+    num_output_tokens: int,
+    vocab_size: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> int:
     """The token after `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would
-    complete a bad word, and tokens with a negative bias.
+    complete a bad word, tokens with a negative bias, what is not `allowed` [vocabulary] by a guide.
 
     Sampling adds the seed once per output index.
     """
@@ -55,7 +63,9 @@ def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size
     barred.update(token_id for token_id, value in sampling.logit_bias if value < 0)
     if num_output_tokens < sampling.min_tokens:
         barred.update(sampling.stop_ids)
-    while token in barred:
+    if allowed is not None and barred.issuperset(np.flatnonzero(allowed).tolist()):
+        barred = set()
+    while token in barred or not (allowed is None or allowed[token]):
         token = (token + 1) % vocab_size
     return token
 
@@ -79,6 +89,7 @@ class _Row:
     last_token: int = 0
     ended: bool = False
     blocks: list[int] = field(default_factory=list)
+    matcher: Matcher | None = None  # of its guide
 
 
 class ToyEngine:
@@ -94,7 +105,6 @@ class ToyEngine:
             num_blocks=num_blocks,
             block_tokens=engine.block_tokens,
             fingerprint="toy",
-            unsupported=NO_GUIDES,
             state_layer=int(settings.exports_states),
         )
         options = dict(option.split("=") for option in engine.options.split())
@@ -107,6 +117,9 @@ class ToyEngine:
         self._outputs: deque[StepOutput] = deque()
         self._ends_s: deque[float] = deque()  # of the launched steps
         self._idle_s = 0.0  # when the device will have nothing more to do; 0: it has had nothing yet
+
+    def follow(self, guides: Guides) -> None:
+        self._guides = guides
 
     def launch(self, plan: StepPlan) -> None:
         for operation in plan.operations:
@@ -177,6 +190,7 @@ class ToyEngine:
                 length,
                 last,
                 blocks=operation.blocks.tolist(),
+                matcher=self._matcher(operation),
             )
             self._rows[operation.slot] = row
         elif isinstance(operation, Grow):
@@ -184,6 +198,17 @@ class ToyEngine:
             self._rows[operation.slot].blocks[operation.first : last] = operation.blocks.tolist()
         else:
             del self._rows[operation.slot]
+
+    def _matcher(self, admit: Admit) -> Matcher | None:
+        grammar, output = admit.sampling.grammar, admit.tokens[admit.num_prompt_tokens :].tolist()
+        return self._guides.matcher(grammar, output, admit.sampling.stop_ids) if grammar else None
+
+    def _allowed(self, row: _Row) -> NDArray[np.bool_] | None:
+        if row.matcher is None:
+            return None
+        words: NDArray[np.int32] = np.zeros(num_words(self.limits.vocab_size), np.int32)
+        row.matcher.fill(words)
+        return np.unpackbits(words.view(np.uint8), bitorder="little").astype(np.bool_)
 
     def _compute(self, row: _Row, start: int, tokens: Ids) -> None:
         """Writes the "KV" of `tokens` at positions start, start + 1, …"""
@@ -199,10 +224,14 @@ class ToyEngine:
             return 0, Finish.RUNNING
         tokens = self._kv[row.blocks].reshape(-1)[: row.length]
         num_output = row.length - row.num_prompt
-        row.last_token = toy_next(tokens, row.sampling, num_output, self.limits.vocab_size)
+        row.last_token = toy_next(
+            tokens, row.sampling, num_output, self.limits.vocab_size, self._allowed(row)
+        )
         row.length += 1
         finish = self._finish(row, num_output + 1)
         row.ended = finish != Finish.RUNNING
+        if row.matcher is not None and not row.ended:
+            row.matcher.take([row.last_token])
         return row.last_token, finish
 
     def _log_probs(self, plan: StepPlan, tokens: Ids) -> RowLogProbs | None:

@@ -12,7 +12,7 @@ from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kv.kv_cache import BlockShape
 from python_backends.engine.kv.padding import ROW_MULTIPLE, WITH_TILES
 from python_backends.engine.model.loading import DTYPES, refused
-from python_backends.nouns.request import MAX_STOP_WORDS, NO_GUIDES, ModelLimits
+from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 # of the layers, after which the hidden state says most about the length of the answer (docs/prediction.md)
@@ -66,7 +66,6 @@ def model_limits(settings: Settings, facts: ModelFacts, measured_blocks: int | N
         fingerprint=fingerprint_of(settings),
         row_multiple=ROW_MULTIPLE if settings.model.device == "cpu" else WITH_TILES,
         state_layer=_state_layer(facts.num_layers) if settings.exports_states else 0,
-        unsupported=NO_GUIDES,
     )
 
 

@@ -33,6 +33,7 @@ from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.known_fault import refuse_own_layers
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.guides.guides import Guides
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
@@ -62,7 +63,7 @@ class OpenVINOEngine:
         del graph  # before the compiler and the KV blocks need memory
         shape = block_shape(settings, facts)
         self._compiled = _compiled(whole, shape, settings.engine.threads)
-        state = SlotState(self.limits, torch.device("cpu"))
+        self._state = state = SlotState(self.limits, torch.device("cpu"))
         requests = [self._compiled.create_infer_request() for _ in range(2 if settings.steps_ahead else 1)]
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
         self._blocks = BlockBytes([rows_of_bytes(cache) for cache in self._give_caches(shape, requests)])
@@ -73,6 +74,9 @@ class OpenVINOEngine:
         self._launcher: OneByOne | OneAhead = (
             OneAhead(state, inputs, self._launched_steps) if settings.steps_ahead else OneByOne(state, inputs)
         )
+
+    def follow(self, guides: Guides) -> None:
+        self._state.follow(guides)
 
     def launch(self, plan: StepPlan) -> None:
         self._launcher.launch(plan)

@@ -3,7 +3,8 @@ request fails alone, instead of getting one token for ever.
 
 Looked at are the model's logits, before penalties, bans and temperature. Single ones may be −inf, for a head
 that can't write some tokens; all equal ones are what a norm leaves of hidden states that are too large. A row
-of which every possible token is banned fails as well. Owns nothing. Called by the engines.
+of which every possible token is banned fails as well, as does one that got a token that its guide does not
+allow: none was allowed. Owns nothing. Called by the engines.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.engine.slots.allowed import are_allowed
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows
 from python_backends.nouns.request import Finish, Floats
 
@@ -42,6 +44,10 @@ def fail_others(result: Tensor, logits: Tensor, tokens: Tensor, rows: SamplingRo
     good = are_numbers(logits)
     if rows.banned is not None:
         good &= (rows.banned != tokens[:, None]).all(1) & (_of(tokens, logits).abs() < MOST)
+    if rows.allowed is not None:
+        guided = rows.allowed.rows
+        may = are_allowed(tokens, rows.allowed) & (_of(tokens, logits)[guided].abs() < MOST)
+        good.index_copy_(0, guided, good[guided] & may)
     result[1].masked_fill_(~good, int(Finish.ERROR))
     return result
 

@@ -1,9 +1,9 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
-Owns nothing. In this order: biases, penalties, bans, temperature, top_k, top_p, min_p, the draw; a step that
-no row asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the greatest logit,
-the lowest id among equals. The others draw by noise hashed from (seed, output index, token id) alone
-(`noise.py`): the same logits give the same token in any batch and after a restart.
+Owns nothing. In this order: biases, penalties, bans, guides, temperature, top_k, top_p, min_p, the draw; a
+step that no row asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the
+greatest logit, the lowest id among equals. The others draw by noise hashed from (seed, output index,
+token id) alone (`noise.py`): the same logits give the same token in any batch and after a restart.
 Whether logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to
 multiply by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the
 edge of top_k or top_p are kept together. Called by the engines.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from python_backends.engine.slots.allowed import Allowed, only_allowed
 from python_backends.engine.slots.biases import Biases, biased
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.noise import drawn, keys
@@ -58,6 +59,7 @@ class SamplingRows:
     banned: Tensor | None = None  # [rows, most] ids that may not come now; −1 bans none, None no id at all
     penalties: Penalties | None = None  # None: no row has any
     biases: Biases | None = None  # None: no row has any
+    allowed: Allowed | None = None  # the only tokens of some rows; None: no row follows a guide
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
 
 
@@ -72,6 +74,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         logits = penalized(logits, rows.penalties)
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
+    if rows.allowed is not None:
+        logits = only_allowed(logits, rows.allowed)
     if rows.draws is None:
         return _best(logits)
     if isinstance(rows.draws, SlotDraws):

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import to_device
+from python_backends.engine.slots.allowed import Allowed
 from python_backends.engine.slots.biases import Biases, SlotBiases
 from python_backends.engine.slots.columns import Column, Share
+from python_backends.engine.slots.guided import GuidedSlots
 from python_backends.engine.slots.history import NO_TOKEN, BadWords, TokenHistory
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties
@@ -51,8 +53,9 @@ class SamplingState:
         self._bad_words = BadWords(limits, device)
         self._biases = SlotBiases(limits, device)
         self.history = TokenHistory(limits, device)
+        self.guided = GuidedSlots(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
-        self._biased = RowIndex(device)
+        self._biased, self._guided = RowIndex(device), RowIndex(device)
         self._asked = _Asked(limits.num_slots)
 
     def admit(self, slots: NDArray[np.int64], admits: list[Admit], writes: SlotWrites) -> None:
@@ -60,6 +63,7 @@ class SamplingState:
         shares = np.array([_shares(admit.sampling) for admit in admits], np.float32)
         writes.add(Target.SHARES, slots, np.arange(len(Share)), shares)
         self.history.admit(admits)
+        self.guided.admit(admits)
         if any(admit.sampling.bad_words for admit in admits):
             self._bad_words.admit(
                 to_device(slots[:, 0].copy(), self.shares.device),
@@ -88,6 +92,7 @@ class SamplingState:
             draws=self._draws(batch, np.flatnonzero(asked.draws[host])),
             banned=self._banned(batch),
             penalties=self._penalties(batch, np.flatnonzero(asked.penalizes[host])),
+            allowed=self._allowed(batch, np.flatnonzero(asked.guided[host])),
             asks=self._log_probs(batch, np.flatnonzero(asked.log_probs[host])),
             biases=self._biases_of(batch, np.flatnonzero(asked.biases[host])),
         )
@@ -147,6 +152,11 @@ class SamplingState:
         rows = self._biased.of(host_rows)
         return self._biases.of(rows, batch.slots[rows])
 
+    def _allowed(self, batch: Batch, host_rows: NDArray[np.int64]) -> Allowed | None:
+        if not len(host_rows):
+            return None
+        return self.guided.allowed(self._guided.of(host_rows), host_rows, batch.host[host_rows])
+
     def _log_probs(self, batch: Batch, host_rows: NDArray[np.int64]) -> LogProbRows | None:
         if not len(host_rows):
             return None
@@ -165,6 +175,7 @@ class _Asked:
         self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.bad_words: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.biases: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.guided: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.log_probs: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.num_top: Ids = np.zeros(num_slots, np.int32)
         # tokens, with the prompt, before which no stop id may come
@@ -177,12 +188,14 @@ class _Asked:
         self.penalizes[slot] = sampling.penalizes
         self.bad_words[slot] = bool(sampling.bad_words)
         self.biases[slot] = bool(sampling.logit_bias)
+        self.guided[slot] = bool(sampling.grammar)
         self.log_probs[slot] = sampling.log_probs
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
         waits = sampling.min_tokens > 0 and bool(sampling.stop_ids)
-        chooses_otherwise = sampling.looks_back or bool(sampling.logit_bias) or waits
+        follows = bool(sampling.logit_bias) or bool(sampling.grammar)
+        chooses_otherwise = sampling.looks_back or follows or waits
         self.beyond_draws[slot] = chooses_otherwise or sampling.log_probs
         self.anything[slot] = sampling.draws or self.beyond_draws[slot]
 

@@ -25,6 +25,7 @@ from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
 from python_backends.engine.slots.sampling_state import Batch, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
+from python_backends.guides.guides import Guides
 from python_backends.nouns.request import Finish, Ids, ModelLimits
 from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, StepPlan
 
@@ -64,6 +65,10 @@ class SlotState:
         self._kernels = kernels
         self._run: PlainRun | None = None
         self._appended = -1  # run of the last plain step
+
+    def follow(self, guides: Guides) -> None:
+        """Sequences with guides may be admitted from now on."""
+        self._sampling.guided.follow(guides)
 
     @property
     def dead_slot(self) -> int:
@@ -179,7 +184,9 @@ class SlotState:
         history = self._sampling.history
         if history.is_kept:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
-        return self.append_greedy(slots, tokens)
+        result = self.append_greedy(slots, tokens)
+        self._sampling.guided.append(result)
+        return result
 
     def append_greedy(self, slots: Tensor, tokens: Tensor) -> Tensor:
         """The same for slots none of which looks back."""
@@ -276,6 +283,7 @@ class SlotState:
     def _release(self, slots: list[int]) -> None:
         if slots:
             self._sampling.history.release(slots)
+            self._sampling.guided.release(slots)
             self._writes.add(Target.COUNTS, np.array(slots), np.array(Column.ENDED), np.array(1))
 
     def _write_table(self, blocks: dict[int, list[tuple[int, Ids]]]) -> None:

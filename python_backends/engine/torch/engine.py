@@ -52,6 +52,7 @@ from python_backends.engine.torch.threads import Threads
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
+from python_backends.guides.guides import Guides
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import TRAINS, Settings, SettingsError
@@ -178,6 +179,9 @@ class TorchEngine:
         tokens, finishes = result[0].astype(np.int32), result[1].astype(np.uint8)
         states = None if step.states is None else step.states.numpy()
         return StepOutput(step.number, tokens, finishes, scores, *step.times(), states)
+
+    def follow(self, guides: Guides) -> None:
+        self.state.follow(guides)
 
     def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
         adapter = peft_files.read(directory, root, self._adapted_model.most_bytes)

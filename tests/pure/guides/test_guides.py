@@ -13,7 +13,7 @@ from python_backends.guides.errors import MOST_SHOWN, GuideError
 from python_backends.guides.grammars import TYPES, grammar_of
 from python_backends.guides.guides import MAX_GUIDE_BYTES, MOST_KEPT, Guides
 from python_backends.guides.vocabulary import Vocabulary
-from tests.support.guided import END, STOP, TOKENS, allowed, drawn, guides, matcher
+from tests.support.guided import END, STOP, TOKENS, VOCABULARY, allowed, drawn, guides, matcher
 
 PERSON = {
     "type": "object",
@@ -267,7 +267,7 @@ def test_special_tokens_are_no_text() -> None:
 
 
 def test_a_model_whose_answers_never_end_follows_no_guides() -> None:
-    endless = Guides(lambda: Vocabulary(TOKENS, (END,), (), lambda text: list(text.encode())))
+    endless = Guides(lambda: Vocabulary(TOKENS, range(END, VOCABULARY), (), lambda text: list(text.encode())))
     with pytest.raises(GuideError, match="no token that ends"):
         endless.check(grammar_of("json", ""))
 
