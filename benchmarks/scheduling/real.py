@@ -8,7 +8,7 @@ the prompts. `ours`, `hrrn`, `sjf`: predicted by words until a prompt has been c
 state. `ours_…`: `ours` with other predictions. `oracle`: with the true lengths. `tie`: shortest first, means
 inflated by their tail (arXiv 2604.00499). `boost`: without predictions, arrivals shifted by a boost (arXiv
 2606.18431). Good: first token within --ttft, then --tpot a token on average. Each row is the median of
---rounds draws.
+--rounds draws, and has the goodput of each.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def arguments() -> argparse.Namespace:
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--loads", type=numbers, default=[0.9, 1.2], help="of capacity")
     parser.add_argument("--cvs", type=numbers, default=[1.0, 4.0], help="of the gaps between arrivals")
+    parser.add_argument("--memory", type=lambda text: text.split(","), default=list(MEMORY))
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument("--seconds", type=float, default=600.0, help="time for which requests arrive")
     parser.add_argument("--rounds", type=int, default=3)
@@ -65,8 +66,9 @@ def arguments() -> argparse.Namespace:
         "--step-time", type=numbers, default=STEP_TIME, metavar="S,S,S,S,S", help=", ".join(FEATURES)
     )
     asked = parser.parse_args()
-    if unknown := sorted({*asked.policies} - {*POLICIES}):
-        parser.error(f"--policies: {', '.join(unknown)}: must be of {', '.join(POLICIES)}")
+    for name, known in (("policies", POLICIES), ("memory", MEMORY)):
+        if unknown := sorted({*getattr(asked, name)} - {*known}):
+            parser.error(f"--{name}: {', '.join(unknown)}: must be of {', '.join(known)}")
     if asked.quick:
         asked.seconds, asked.rounds, asked.policies = 30.0, 1, ["fcfs", "ours", "oracle"]
     return asked
@@ -84,8 +86,8 @@ def main() -> None:
         return simulate(limits, settings, replace(work, source=source), machine)
 
     rows, most = [], {}
-    for memory, a_slot in MEMORY.items():
-        blocks = max(a_slot * asked.slots, -(-longest // BLOCK_TOKENS))
+    for memory in asked.memory:
+        blocks = max(MEMORY[memory] * asked.slots, -(-longest // BLOCK_TOKENS))
         at = partial(run, blocks=blocks)
         most[memory] = capacity(at, pool, 25 * asked.slots, asked.slots)
         cases = list(product(asked.cvs, asked.loads, asked.policies))
@@ -94,7 +96,8 @@ def main() -> None:
             for seed in range(asked.rounds):
                 work = open_work(pool, most[memory] * load, cv, asked.seconds, 1 + seed)
                 drawn.append(row_of(name, load, cv, at(name, work), asked.ttft, asked.tpot))
-            rows.append({"memory": memory} | asdict(median(drawn)))
+            spread = " ".join(f"{row.goodput:.3f}" for row in sorted(drawn, key=lambda row: row.goodput))
+            rows.append({"memory": memory} | asdict(median(drawn)) | {"goodput_of_draws": spread})
             tqdm.write(" ".join(map(str, rows[-1].values())))
     if asked.json:
         limits = {"ttft_s": asked.ttft, "tpot_s": asked.tpot, "slots": asked.slots, "blocks_a_slot": MEMORY}
