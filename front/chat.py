@@ -13,15 +13,19 @@ from client.wire import Piece
 from front.answering import Answering, finish_reason
 from front.asks import ChatAsk
 from front.errors import refused
-from front.expecting import expected_of
+from front.expecting import Wish, shape_of
 from front.fields import read_ask
+from front.guided.choice import NONE
+from front.guided.choice import of_openai as choice_of
+from front.guided.guide import named
+from front.guided.wanted import wanted
 from front.messages import plain_messages
 from front.model import Model
 from front.parameters import parameters_of
-from front.parts.answer import Parts, has_parts
+from front.parts.answer import Parts
 from front.parts.chat import ChatParts
 from front.tokens import TokenTexts
-from front.tools import Tool, custom_of, extras_of, of_openai, thinking
+from front.tools import Tool, custom_of, extras_of, of_openai, strict_of, thinking
 
 
 def answer_chat(body: bytes, model: Model, client: AsyncClient) -> Response:
@@ -38,22 +42,33 @@ class Chat(Answering):
         """Raises ProblemError."""
         longest = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
         messages = plain_messages(ask.messages, model)
-        tools = list(of_openai(ask.tools or ())) if ask.tool_choice != "none" else []
+        choice = choice_of(ask.tool_choice)
+        tools = list(of_openai(ask.tools or ())) if choice.mode != NONE else []
         extras = _extras(ask, model, tools)
+        wish = Wish(
+            tools,
+            choice,
+            calls_one=ask.parallel_tool_calls is False,
+            strict=strict_of(ask.tools or ()),
+            text=wanted(ask.response_format, "response_format"),
+        )
+        shape, guide = shape_of(model, messages, extras, wish)
         choices = parameters_of(ask, longest, model)
         if ask.top_logprobs and not ask.logprobs:
             raise refused("top_logprobs", f" = {ask.top_logprobs}: needs logprobs = true")
-        expected = expected_of(model, messages, tools, extras, ask.parallel_tool_calls is False)
         for parameters in choices:
             parameters.update(extras)
-            if has_parts(model, expected):
+            if shape.has_parts:
                 parameters["return_output_ids"] = True
+            if guide is not None:
+                parameters.update(guide.parameters)
             if ask.logprobs:
                 parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
         super().__init__(ask, [(messages, each) for each in choices], model, client)
+        self._came = named(self._came, guide)
         self._scores = bool(ask.logprobs)
         self._texts = [TokenTexts(model, ask.stop_token_ids or (), False) for _ in choices]
-        self._parts = [Parts(model, expected) for _ in choices]
+        self._parts = [Parts(model, shape) for _ in choices]
         self._made = [ChatParts(custom_of(ask.tools or ())) for _ in choices]
         self._begun: set[int] = set()  # numbers of the answers whose first chunk was sent
 
@@ -97,16 +112,13 @@ class Chat(Answering):
 
 def _extras(ask: ChatAsk, model: Model, tools: list[Tool]) -> Parameters:
     """Raises ProblemError."""
-    if ask.tool_choice not in (None, "auto", "none"):
-        said = ": an answer can't be made to call a tool here; leave it out, or send auto"
-        raise refused("tool_choice", said, "unsupported_value")
     continues = bool(ask.continue_final_message)
     if continues and ask.messages[-1].role != "assistant":
         raise refused("continue_final_message", " = true: the last message must be an assistant's")
     if ask.add_generation_prompt not in (None, not continues):
         raise refused("add_generation_prompt", ": must be true, or false with continue_final_message")
-    named = {**thinking(ask.reasoning_effort, "reasoning_effort"), **(ask.chat_template_kwargs or {})}
-    return cast(Parameters, extras_of(model, tools, named, continues))
+    given = {**thinking(ask.reasoning_effort, "reasoning_effort"), **(ask.chat_template_kwargs or {})}
+    return cast(Parameters, extras_of(model, tools, given, continues))
 
 
 def _delta(number: int, delta: Any, scores: Any = None, reason: str | None = None) -> dict[str, Any]:

@@ -1,32 +1,66 @@
-"""What an answer may have: which tools it may call, and whether it begins within a thought."""
+"""What an answer may be: which tools it may call or must, what its text looks like, and whether it begins
+within a thought.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from client.wire import Message
+from front.guided.choice import REQUIRED, Choice
+from front.guided.guide import Guide
+from front.guided.wanted import Wanted
+from front.guided.writing import call_form, may_call, must_call, text_of, text_or_calls
 from front.model import Model
+from front.parts.answer import Shape
 from front.parts.formats import Format
 from front.parts.machine import Expected
 from front.tools import Tool
 from python_backends.text.door.chat import Extras
 
 
-def expected_of(
-    model: Model,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    extras: Mapping[str, Any],
-    calls_one: bool,
-) -> Expected:
-    """`extras`: what belongs to the messages: tools that the template doesn't write are not called."""
-    given = tools if "tools" in extras else ()
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in given}
-    return Expected(
-        schemas, int(calls_one), open_thought(model.form, _ending(model, messages, given, extras))
-    )
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request says about its answer. `strict`: names of the tools whose schemas calls must follow."""
+
+    tools: Sequence[Tool]
+    choice: Choice
+    calls_one: bool = False
+    strict: frozenset[str] = frozenset()
+    text: Wanted | None = None
+    choice_field: str = "tool_choice"
+
+
+def shape_of(
+    model: Model, messages: Sequence[Message], extras: Mapping[str, Any], wish: Wish
+) -> tuple[Shape, Guide | None]:
+    """`extras`: what belongs to the messages. Tools that the template doesn't write are called only if one
+    must be. Raises ProblemError.
+    """
+    callable_tools = wish.choice.among(wish.tools, wish.choice_field)
+    must = wish.choice.mode == REQUIRED
+    if not must and "tools" not in extras:
+        callable_tools = []
+    open_one = open_thought(model.form, _ending(model, messages, wish.tools, extras))
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in callable_tools}
+    expected = Expected(schemas, int(wish.calls_one), open_one)
+    is_visible = not model.mark_tokens.hidden
+    form = call_form(model.form, is_visible)
+    if not form.thoughts:
+        open_one = ""
+    guided = Shape(form, replace(expected, open_thought=open_one), in_letters=True)
+    if must:
+        return guided, must_call(form, callable_tools, wish.calls_one, open_one, wish.choice_field)
+    if wish.text is not None and callable_tools:
+        return guided, text_or_calls(form, callable_tools, wish.text, wish.calls_one, open_one)
+    if wish.text is not None:
+        return guided, text_of(form, wish.text, open_one)
+    if form.call[0] and not wish.strict.isdisjoint(schemas):
+        return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, "tools")
+    return Shape(model.form, expected), None
 
 
 def open_thought(form: Format | None, ending: str) -> str:
@@ -47,4 +81,5 @@ def _ending(
         return str(messages[-1].get("content") or "")
     system = [message for message in messages[:1] if message["role"] == "system"]
     named = json.loads(extras.get("chat_template_kwargs", "{}"))
-    return model.template.ending(system, Extras(tools=tuple(tools), named=named))
+    given = tuple(tools) if "tools" in extras else ()
+    return model.template.ending(system, Extras(tools=given, named=named))

@@ -34,7 +34,6 @@ IGNORED = frozenset(
 REFUSED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     "best_of": (1,),

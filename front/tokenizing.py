@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from front.anthropic.asks import CountAsk, check
+from front.anthropic.asks import CountAsk
 from front.anthropic.prompt import prompt_of
 from front.asks import DetokenizeAsk, TokenizeAsk
 from front.errors import of_door, refused
@@ -49,7 +49,6 @@ class Tokenizing:
     def count_message(self, body: bytes) -> dict[str, Any]:
         """Of a request for a message. Raises ProblemError."""
         ask = read_body(body, CountAsk)
-        check(ask)
         self._model.adapter(ask.model)
         messages, _tools, extras = prompt_of(ask, self._model)
         return {"input_tokens": len(self._ids(messages=json.dumps(messages), **extras))}

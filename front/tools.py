@@ -69,6 +69,13 @@ def custom_of(tools: Iterable[Any]) -> frozenset[str]:
     return frozenset(found)
 
 
+def strict_of(tools: Iterable[Any]) -> frozenset[str]:
+    """Returns the names of the tools that say `strict: true`, in any interface."""
+    inner = [tool.get(str(tool.get("type")), tool) for tool in tools if isinstance(tool, Mapping)]
+    named = [each for each in inner if isinstance(each, Mapping) and isinstance(each.get("name"), str)]
+    return frozenset(each["name"] for each in named if each.get("strict") is True)
+
+
 def namespaces_of(tools: Iterable[Any]) -> dict[str, str]:
     """Returns the namespaces of the tools that are in one, by the tools' names."""
     return {

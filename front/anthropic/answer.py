@@ -12,16 +12,20 @@ from client.async_client import AsyncClient
 from client.parameters import Parameters
 from client.wire import Piece
 from front.anthropic import errors
-from front.anthropic.asks import MessagesAsk, check
+from front.anthropic.asks import MessagesAsk
 from front.anthropic.blocks import Blocks
 from front.anthropic.prompt import prompt_of
-from front.expecting import expected_of
+from front.expecting import Wish, shape_of
 from front.fields import read_body
+from front.guided.choice import of_anthropic
+from front.guided.guide import named
+from front.guided.wanted import wanted
 from front.model import Model
 from front.parameters import parameters_of
-from front.parts.answer import Parts, has_parts
+from front.parts.answer import Parts
 from front.responses import Events, Manner, Whole, event
 from front.stopped_by import StoppedBy
+from front.tools import strict_of
 from front.until_full import MOST_TOKENS, until_full
 
 PING = event({"type": "ping"}, "ping")
@@ -31,7 +35,6 @@ MANNER = Manner(lambda: PING, errors.failed, errors.failure, b"")
 def answer_message(body: bytes, model: Model, client: AsyncClient) -> Response:
     """Raises ProblemError."""
     ask = read_body(body, MessagesAsk)
-    check(ask)
     return Message(ask, model, client).response()
 
 
@@ -42,15 +45,25 @@ class Message:
         """Raises ProblemError."""
         messages, tools, extras = prompt_of(ask, model)
         calls_one = bool((ask.tool_choice or {}).get("disable_parallel_tool_use"))
-        expected = expected_of(model, messages, tools, extras, calls_one)
+        wish = Wish(
+            tools,
+            of_anthropic(ask.tool_choice),
+            calls_one=calls_one,
+            strict=strict_of(ask.tools or ()),
+            text=wanted((ask.output_config or {}).get("format"), "output_config.format"),
+        )
+        shape, guide = shape_of(model, messages, extras, wish)
         (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
-        if ask.stop_sequences or has_parts(model, expected):
+        if ask.stop_sequences or shape.has_parts:
             parameters["return_output_ids"] = True  # which word ended it, where its parts begin
+        if guide is not None:
+            parameters.update(guide.parameters)
         self._is_streamed = bool(ask.stream)
-        self._came = until_full(client, (messages, parameters), self._is_streamed)
+        came = until_full(client, (messages, parameters), self._is_streamed)
+        self._came = named(came, guide)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)
-        self._parts = Parts(model, expected)
+        self._parts = Parts(model, shape)
         self._blocks = Blocks((ask.thinking or {}).get("display") == "omitted")
         self._num_output_tokens = 0
         self._head = {

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import Struct
 
 from front.asks import Ask
-from front.errors import refused
 
 Content = str | list[dict[str, Any]]  # a text, or blocks
 
@@ -48,16 +47,4 @@ class MessagesAsk(CountAsk, kw_only=True):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-        )
-
-
-def check(ask: CountAsk) -> None:
-    """Refuses what would change the answer and is not there. Raises ProblemError."""
-    forced = (ask.tool_choice or {}).get("type")
-    if forced in ("any", "tool"):
-        said = f" = {forced!r}: an answer can't be made to call a tool here; leave it out, or send auto"
-        raise refused("tool_choice.type", said, "unsupported_value")
-    if (ask.output_config or {}).get("format"):
-        raise refused(
-            "output_config.format", ": answers don't follow a schema here; leave it out", "unsupported_value"
         )

@@ -11,18 +11,20 @@ from client.async_client import AsyncClient
 from client.parameters import Parameters
 from client.wire import Piece
 from front.errors import refused
-from front.expecting import expected_of
+from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.fitting import fitted
+from front.guided.guide import named
+from front.guided.wanted import wanted
 from front.model import Model
 from front.open_responses.asks import ResponsesAsk, check
 from front.open_responses.items import Growing
 from front.open_responses.turns import turns_of
 from front.parameters import parameters_of
-from front.parts.answer import Parts, has_parts
+from front.parts.answer import Parts
 from front.responses import Events, Manner, Whole
 from front.tokens import TokenTexts
-from front.tools import extras_of, of_openai, thinking
+from front.tools import extras_of, of_openai, strict_of, thinking
 from front.until_full import MOST_TOKENS, until_full
 
 
@@ -42,19 +44,29 @@ class Answer:
         longest = ask.max_output_tokens
         if longest is not None and longest < 1:
             raise refused("max_output_tokens", f" = {longest}: must be at least 1")
-        named = thinking((ask.reasoning or {}).get("effort"), "reasoning.effort")
+        given = thinking((ask.reasoning or {}).get("effort"), "reasoning.effort")
         tools = list(of_openai(ask.given_tools))
-        extras = extras_of(model, tools, named)
-        expected = expected_of(model, messages, tools, extras, ask.parallel_tool_calls is False)
+        extras = extras_of(model, tools, given)
+        wish = Wish(
+            tools,
+            ask.choice,
+            calls_one=ask.parallel_tool_calls is False,
+            strict=strict_of(ask.given_tools),
+            text=wanted((ask.text or {}).get("format"), "text.format"),
+        )
+        shape, guide = shape_of(model, messages, extras, wish)
         (parameters,) = parameters_of(ask.plain, longest and min(longest, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
         if ask.wants_log_probs:
             parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
-        if has_parts(model, expected):
+        if shape.has_parts:
             parameters["return_output_ids"] = True
-        self._parts = Parts(model, expected)
+        if guide is not None:
+            parameters.update(guide.parameters)
+        self._parts = Parts(model, shape)
         self._is_streamed = bool(ask.stream)
-        self._came = until_full(client, (messages, parameters), self._is_streamed)
+        came = until_full(client, (messages, parameters), self._is_streamed)
+        self._came = named(came, guide)
         self._growing = Growing(ask, model.name)
         self._texts = TokenTexts(model, (), False) if ask.wants_log_probs else None
         self._num_output_tokens = 0

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from front.asks import Ask
 from front.errors import refused
+from front.guided.choice import NONE, Choice, of_openai
 
 # the conversation would be another one without these
 MEMORY = ("previous_response_id", "conversation", "prompt")
@@ -55,11 +56,16 @@ class ResponsesAsk(Struct, kw_only=True):
     @property
     def given_tools(self) -> list[dict[str, Any]]:
         """Those of the request, and those that its items add."""
-        if self.tool_choice == "none":
+        if self.choice.mode == NONE:
             return []
         items = self.input if isinstance(self.input, list) else []
         added = [item.get("tools") for item in items if item.get("type") == "additional_tools"]
         return [*(self.tools or ()), *(tool for each in added if isinstance(each, list) for tool in each)]
+
+    @property
+    def choice(self) -> Choice:
+        """Raises ProblemError."""
+        return of_openai(self.tool_choice)
 
     @property
     def wants_log_probs(self) -> bool:
@@ -75,16 +81,3 @@ def check(ask: ResponsesAsk) -> None:
     if ask.background:
         said = " = true: this server keeps no responses, so none can be fetched later"
         raise refused("background", said, "unsupported_value")
-    if ask.tool_choice not in (None, "auto", "none") and _mode(ask.tool_choice) != "auto":
-        said = ": an answer can't be made to call a tool here; leave it out, or send auto"
-        raise refused("tool_choice", said, "unsupported_value")
-    form = (ask.text or {}).get("format")
-    if isinstance(form, dict) and form.get("type") != "text":
-        raise refused(
-            "text.format", ": answers don't follow a schema here; leave it out", "unsupported_value"
-        )
-
-
-def _mode(choice: str | dict[str, Any] | None) -> Any:
-    """Of a choice among some tools."""
-    return choice.get("mode") if isinstance(choice, dict) and choice.get("type") == "allowed_tools" else None

@@ -134,8 +134,8 @@ def head_of(ask: ResponsesAsk, model: str) -> dict[str, Any]:
         "service_tier": "default",
         "store": False,
         "temperature": ask.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "none" if ask.tool_choice == "none" else "auto",
+        "text": {"format": (ask.text or {}).get("format") or {"type": "text"}},
+        "tool_choice": ask.tool_choice or "auto",
         "tools": [
             {"type": "function", "parameters": None, "strict": None, **tool["function"]}
             for tool in of_openai(ask.given_tools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from client.wire import Piece
@@ -16,11 +17,6 @@ class Writer(Vocabulary, Protocol):
     """A model that answers."""
 
     @property
-    def form(self) -> Format | None:
-        """How it writes; None: text alone."""
-        ...
-
-    @property
     def marks(self) -> Mapping[int, str]:
         """The tokens that are marks, with their texts."""
         ...
@@ -31,21 +27,33 @@ class Writer(Vocabulary, Protocol):
         ...
 
 
-def has_parts(writer: Writer, expected: Expected) -> bool:
-    """Whether an answer may be more than a text: then it is asked for with its tokens."""
-    form = writer.form
-    return form is not None and bool(form.thoughts or form.has_channels or expected.schemas)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one answer is read. `in_letters`: marks count as letters, because a guide can't tell a token from
+    its letters.
+    """
+
+    form: Format | None
+    expected: Expected
+    in_letters: bool = False
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the answer may be more than a text: then it is asked for with its tokens."""
+        form = self.form
+        return form is not None and bool(form.thoughts or form.has_channels or self.expected.schemas)
 
 
 class Parts:
     """Reads one answer."""
 
-    def __init__(self, writer: Writer, expected: Expected) -> None:
+    def __init__(self, writer: Writer, shape: Shape) -> None:
         self._machine: Machine | None = None
-        if has_parts(writer, expected):
-            assert writer.form is not None
-            self._feeding = Feeding(writer, writer.marks, writer.mark_tokens)
-            self._machine = Machine(writer.form, writer.mark_tokens, expected)
+        if shape.has_parts:
+            assert shape.form is not None
+            tokens = Tokens() if shape.in_letters else writer.mark_tokens
+            self._feeding = Feeding(writer, {} if shape.in_letters else writer.marks, tokens)
+            self._machine = Machine(shape.form, tokens, shape.expected)
         self._num_tokens = self._num_said = self._num_thought = 0
 
     def add(self, piece: Piece) -> list[Event]:

@@ -207,8 +207,9 @@ def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type = 'any'"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type = 'some'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ],
 )
 def test_a_bad_field_is_named_in_anthropics_shape(front: Front, change: dict[str, Any], said: str) -> None:

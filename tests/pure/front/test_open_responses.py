@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 
 from client.wire import Piece
 from front import responses
-from front.errors import ProblemError
-from front.open_responses.asks import ResponsesAsk, check
+from front.open_responses.asks import ResponsesAsk
 from front.open_responses.turns import turns_of
 from front.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER
@@ -221,7 +220,8 @@ def test_items_become_turns() -> None:
         ({"background": True}, "background"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
@@ -234,9 +234,3 @@ def test_a_bad_field_is_named(front: Front, change: dict[str, Any], param: str) 
     status, _, answer = ask(front, PATH, {**BODY, **change})
     assert (status, answer["error"]["param"]) == (400, param)
     assert param in answer["error"]["message"]
-
-
-def test_a_choice_among_allowed_tools_is_taken_unless_it_forces_one() -> None:
-    check(ResponsesAsk(input="x", tool_choice={"type": "allowed_tools", "mode": "auto", "tools": []}))
-    with pytest.raises(ProblemError):
-        check(ResponsesAsk(input="x", tool_choice={"type": "allowed_tools", "mode": "required", "tools": []}))

@@ -8,7 +8,7 @@ import pytest
 
 from front.expecting import open_thought
 from front.model import Model
-from front.parts.answer import Parts
+from front.parts.answer import Parts, Shape
 from front.parts.events import Arguments, Begun, Ended, Text, Thought
 from front.parts.formats import format_of
 from front.parts.machine import Expected, Machine, Tokens
@@ -95,12 +95,13 @@ def test_the_prompts_end_says_whether_a_thought_is_open(ending: str, closes: str
 def test_tokens_and_text_come_together_whatever_is_held_back(tool_model: Path) -> None:
     """Characters of several tokens, several tokens in one piece, marks among them."""
     model = Model(Settings(model=ModelSettings(directory=str(tool_model))), Board())
-    answers, expected = Answers(tool_model), Expected({"weather": {}, "now": {}})
+    answers = Answers(tool_model)
+    shape = Shape(model.form, Expected({"weather": {}, "now": {}}))
     wanted = [
         *(Thought(THOUGHT), Text(TEXT), Begun("weather"), Arguments(ARGUMENTS), Ended()),
         *(Begun("now"), Arguments("{}"), Ended()),
     ]
     for sizes in ((1,), (2,), (3, 1), (7,), (1000,)):
-        parts = Parts(model, expected)
+        parts = Parts(model, shape)
         events = [event for piece in answers.pieces(ANSWER, sizes) for event in parts.add(piece)]
         assert joined(events) == wanted, sizes
