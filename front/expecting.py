@@ -81,5 +81,5 @@ def _ending(
         return str(messages[-1].get("content") or "")
     system = [message for message in messages[:1] if message["role"] == "system"]
     named = json.loads(extras.get("chat_template_kwargs", "{}"))
-    given = tuple(tools) if "tools" in extras else ()
+    given = tuple(tools[:1]) if "tools" in extras else ()  # what follows is the same for all
     return model.template.ending(system, Extras(tools=given, named=named))
