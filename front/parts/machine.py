@@ -90,16 +90,15 @@ class Machine:
     def _parts(self) -> Reading[None]:
         if self._open_thought:
             yield from self._thought(self._open_thought)
-        elif self._form.is_bare and self._takes_calls:
-            yield from self._bare_calls()
+        yield from self._bare_calls()
         while mark := (yield from self._came.until(self._in_text, self._say)):
             if mark in self._thoughts:
                 self._events.cut()
                 yield from self._thought(self._thoughts[mark])
+                yield from self._bare_calls()
             elif mark == self._call_mark:
                 yield from self._call(mark)
-                if self._form.is_bare:
-                    yield from self._bare_calls()
+                yield from self._bare_calls()
             else:
                 self._events.cut()
 
@@ -144,8 +143,10 @@ class Machine:
                 yield from self._came.starts(literal)
 
     def _bare_calls(self) -> Reading[None]:
-        """Calls that nothing marks, at the answer's beginning and behind each other."""
-        is_call = True
+        """Calls that nothing marks, where the format has such: at the answer's beginning, behind thoughts and
+        behind each other.
+        """
+        is_call = self._form.is_bare and self._takes_calls
         while is_call:
             self._came.keep()
             try:

@@ -169,6 +169,13 @@ SAMPLES = [
         ("<|python_tag|>",),
         ("<|python_tag|>",),
     ),
+    Sample(
+        "a call without a mark behind a thought",
+        form("Llama", THINK),
+        '<think>Hm.</think>\n\n{"name": "now", "parameters": {}}',
+        [Thought("Hm."), *call("now", {})],
+        ("<think>", "</think>"),
+    ),
     Sample("Llama: JSON that is no call", LLAMA, ' {"a": 1}\n', [Text(' {"a": 1}\n')]),
     Sample(
         "Llama: a function that there is not",

@@ -29,7 +29,7 @@ def sent(front: Front, path: str, body: Any, **headers: str) -> tuple[int, dict[
 def events(front: Front, path: str, body: Any) -> list[Named]:
     """Of a stream in which each event has a name, which its data repeat."""
     text = sent(front, path, {**body, "stream": True})[2]
-    assert text.endswith("\n\n")
+    assert text.endswith("\n\n"), text
     found = []
     for each in text.removesuffix("\n\n").split("\n\n"):
         name, data = each.split("\n")
