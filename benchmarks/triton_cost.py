@@ -47,7 +47,7 @@ from python_backends.wires.sessions import InstanceReady, SchedulerEnd
 from tests.support.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")
-PEERS = {"openvino": "gapless", "torch": "gapless_torch"}  # engine.kind -> its row in peer_setups
+PEERS = {"torch": "gapless", "openvino": "gapless_unfused"}  # engine.kind -> its row in peer_setups
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def measure(
         "model.dtype": dtype,
         "model.max_model_tokens": str(work.max_model_tokens),
         "engine.token_budget": str(TOKEN_BUDGET),
-        "engine.kind": "openvino",
+        "engine.kind": "torch",
         **overrides,
     }
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
@@ -176,7 +176,7 @@ def measure(
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
-        if kind_of(loaded).gives_way:
+        if kind_of(loaded).gives_way(loaded):
             keep_off()  # as Triton's processes do; a client elsewhere would not use the loop's processor
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)

@@ -83,12 +83,12 @@ def main() -> int:
             if limits := quota.as_text():
                 log.info("%s", limits)
             settings = choice.settings
-            engine = kind_of(settings)
+            gives_way = kind_of(settings).gives_way(settings)
             scheduling_policy(settings.scheduling)  # one of others is found now, or refused
             cluster_policy(settings.cluster)
             # tritonserver and its models inherit this; instances set their own
-            take_short_turns(interrupting=not engine.gives_way)
-            processors = keep_off() if engine.gives_way else None
+            take_short_turns(interrupting=not gives_way)
+            processors = keep_off() if gives_way else None
             Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)

@@ -41,7 +41,12 @@ def settings_of(model: Model, spec: Spec, slo_s: float = 0.1) -> Settings:
             directory=str(model.directory), dtype=model.dtype, max_model_tokens=MAX_MODEL_TOKENS
         ),
         engine=EngineSettings(
-            kind="torch", slots=SLOTS, kv_memory_gib=KV_GIB, threads=spec.threads, steps_ahead=0
+            kind="torch",
+            slots=SLOTS,
+            kv_memory_gib=KV_GIB,
+            threads=spec.threads,
+            steps_ahead=0,
+            fused_layers="off",  # layers in C++ train nothing
         ),
         finetuning=replace(finetuning, tpot_ms=slo_s * 1000),
     )

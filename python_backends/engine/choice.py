@@ -1,9 +1,9 @@
 """Which engine computes a model, and in which type, where the settings leave it open (`auto`).
 
-The OpenVINO engine is the fastest of ours on a CPU (docs/measured.md). It computes all families but those
-with soft-capped scores or experts. bfloat16 is taken if the checkpoint has it and the processor multiplies
-it: it halves the bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it
-before it starts anything.
+On a CPU the torch engine is the fastest where it has layers in C++ (docs/measured.md); elsewhere the OpenVINO
+engine is, which computes all families but those with soft-capped scores or experts. bfloat16 is taken if the
+checkpoint has it and the processor multiplies it: it halves the bytes that a step reads. Owns nothing and
+imports no engine's library: the launcher calls it before it starts anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from python_backends.checkpoint.facts import read_facts, stored_dtype
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
+from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.kinds import KINDS, kind_of
 from python_backends.engine.openvino import BLOCK_TOKENS as OPENVINO_BLOCK_TOKENS
 from python_backends.linux.processor import processor_flags
@@ -40,8 +41,9 @@ def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
     Raises SettingsError if there are to be adapters and the engine named has none.
     """
     reasons = []
+    flags = processor_flags() if flags is None else flags
     if settings.engine.kind == AUTO:
-        kind, why = _kind(settings)
+        kind, why = _kind(settings, flags)
         settings = replace(settings, engine=replace(settings.engine, kind=kind))
         reasons.append(f"engine.kind = {kind}: {why}")
     if settings.adapters.directory and not kind_of(settings).takes_adapters:
@@ -50,13 +52,13 @@ def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
             f" has no adapters; {', '.join(name for name, kind in KINDS.items() if kind.takes_adapters)} have"
         )
     if settings.model.dtype == AUTO:
-        dtype, why = _dtype(settings, processor_flags() if flags is None else flags)
+        dtype, why = _dtype(settings, flags)
         settings = replace(settings, model=replace(settings.model, dtype=dtype))
         reasons.append(f"model.dtype = {dtype}: {why}")
     return Choice(settings, tuple(reasons))
 
 
-def _kind(settings: Settings) -> tuple[str, str]:
+def _kind(settings: Settings, flags: Collection[str]) -> tuple[str, str]:
     """And why."""
     if settings.model.device != "cpu":
         return "torch", "it computes on a GPU"
@@ -68,7 +70,16 @@ def _kind(settings: Settings) -> tuple[str, str]:
         return "torch", f"openvino takes engine.block_tokens = {OPENVINO_BLOCK_TOKENS}"
     if find_spec("openvino") is None:
         return "torch", "OpenVINO is not installed"
-    return "openvino", "the faster one on a CPU"
+    if why := _layers_obstacle(settings, flags):
+        return "openvino", f"the faster one without layers of ours: {why}"
+    return "torch", "the fastest one on a CPU, with layers in C++"
+
+
+def _layers_obstacle(settings: Settings, flags: Collection[str]) -> str:
+    """Why they don't compute the model; "": they do, in the type that the settings name or leave open."""
+    as_torch = replace(settings, engine=replace(settings.engine, kind="torch"))
+    dtype = _dtype(as_torch, flags)[0] if settings.model.dtype == AUTO else settings.model.dtype
+    return obstacle(replace(as_torch, model=replace(settings.model, dtype=dtype)), flags)
 
 
 def _dtype(settings: Settings, flags: Collection[str]) -> tuple[str, str]:

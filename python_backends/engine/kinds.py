@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.protocol import Engine
 from python_backends.settings import Settings, SettingsError
 from python_backends.settings.setting import imported
@@ -26,20 +27,9 @@ def _openvino_engine(settings: Settings) -> Engine:
     return OpenVINOEngine(settings)
 
 
-def _openvino_layers(settings: Settings) -> str | None:
-    if settings.model.dtype != "bfloat16":
-        return None
-    from python_backends.engine.openvino.fused_layer import library
-
-    path = library()
-    return None if path is None else path.name
-
-
-def _openvino_must_fuse(settings: Settings) -> bool:
-    from python_backends.engine.model.loading import facts_of
-    from python_backends.engine.openvino.known_fault import would_end_the_process
-
-    return would_end_the_process(settings, facts_of(settings))
+def _torch_gives_way(settings: Settings) -> bool:
+    """Threads of its layers do each other's work; torch's own wait for each other."""
+    return not obstacle(settings)
 
 
 def _tensorrt_llm_engine(settings: Settings) -> Engine:
@@ -54,25 +44,16 @@ def _tensorrt_llm_engine(settings: Settings) -> Engine:
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     make: Callable[[Settings], Engine]  # raises SettingsError
-    gives_way: bool = False  # its threads yield their processor while they wait for each other
+    # its threads yield their processor while they wait for each other
+    gives_way: Callable[[Settings], bool] = lambda _: False
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
     has_weights: bool = True
-    # its fused layers for these settings here, by a name that changes with their code, or None; only a trial
-    # tells whether they are faster
-    fused_layers: Callable[[Settings], str | None] = lambda _: None
-    # whether an engine without them would end the process: nothing is to be tried then
-    must_fuse: Callable[[Settings], bool] = lambda _: False
 
 
 KINDS: dict[str, EngineKind] = {
-    "torch": EngineKind(_torch_engine, takes_adapters=True),
-    "openvino": EngineKind(
-        _openvino_engine,
-        gives_way=True,
-        fused_layers=_openvino_layers,
-        must_fuse=_openvino_must_fuse,
-    ),
+    "torch": EngineKind(_torch_engine, gives_way=_torch_gives_way, takes_adapters=True),
+    "openvino": EngineKind(_openvino_engine, gives_way=lambda _: True),
     "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
 }
 

@@ -96,7 +96,7 @@ def main(run_directory: Path, number: int) -> None:
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
-    processor = LoopProcessor() if kind_of(settings).gives_way else None
+    processor = LoopProcessor() if kind_of(settings).gives_way(settings) else None
     moves = start_moves(settings, scheduler, copier, link.wake)
     show = partial(_show, state, scheduler.limits)
     adapters = start_adapters(settings, scheduler, engine, link.wake, show)

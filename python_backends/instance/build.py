@@ -26,7 +26,6 @@ from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.guided_submits import GuidedSubmits
 from python_backends.instance.job_watch import JobWatch
-from python_backends.instance.layer_trial import ON, with_faster_layers, with_layers
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
@@ -54,12 +53,6 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     kind = kind_of(settings)
     if kind.has_weights and settings.model.device == "cpu":
         keep_large_pages_if_faster()
-    if settings.engine.fused_layers == "auto" and (layers := kind.fused_layers(settings)):
-        settings = (
-            with_layers(settings, ON)
-            if kind.must_fuse(settings)
-            else with_faster_layers(settings, kind.make, layers)
-        )
     engine = kind.make(settings)
     gc.collect()
     gc.freeze()  # loaded objects stay: without this, a garbage collection takes as long as a step

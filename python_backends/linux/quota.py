@@ -1,10 +1,11 @@
 """How much processor time and memory the control group of this process may use: `docker run --cpus --memory`,
-limits of a Kubernetes pod. Nothing is decided by it: the launcher writes it into the log.
+limits of a Kubernetes pod. The launcher writes it into the log; layers have no more threads than that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ def as_text(groups: Path = GROUPS, own: Path = OWN) -> str:
     if (limit := memory_limit(groups, own)) is not None and limit < host_bytes:
         parts.append(f"{limit / 2**30:.1f} GiB of memory, of {host_bytes / 2**30:.1f} GiB on the host")
     return f"the control group allows {' and '.join(parts)}" if parts else ""
+
+
+def usable_processors() -> int:
+    """How many processors this process may use at the same time."""
+    visible = len(os.sched_getaffinity(0))
+    quota = processor_quota()
+    return visible if quota is None else min(visible, max(1, math.ceil(quota)))
 
 
 def processor_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:

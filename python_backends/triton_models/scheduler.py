@@ -74,7 +74,7 @@ class TritonPythonModel:
         everything = effective_settings()
         trace_url, settings = everything.server.trace_url, everything.streams
         num_processors = len(os.sched_getaffinity(0))
-        if kind_of(everything).gives_way:
+        if kind_of(everything).gives_way(everything):
             num_processors += 1  # the loop has one to itself
         self._blobs = Blobs()
         self._single_use = SingleUse()

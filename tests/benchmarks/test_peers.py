@@ -202,7 +202,6 @@ def test_a_peer_has_a_row_for_each_token_budget_and_ours_has_one():
 def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_fused_layers():
     assert {
         "gapless",
-        "gapless_fused",
         "gapless_unfused",
         "gapless_triton",
         "openvino",

@@ -1,4 +1,6 @@
-"""Every family once, by both engines, and what only some have: sliding windows, long rotary embeddings."""
+"""Every family once, by both engines and by layers in C++, and what only some have: sliding windows, long
+rotary embeddings.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ import pytest
 import torch
 
 from python_backends.checkpoint.families import FAMILIES
+from python_backends.engine.cpu.library import library
 from python_backends.engine.model.weights import head_order
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
+    BY_LAYERS,
     BY_TORCH_ALONE,
     RELATIVES,
     TINY,
@@ -38,6 +42,7 @@ SERVED = [
     for name in sorted(TINY | RELATIVES)
     if kind == "torch" or name not in BY_TORCH_ALONE
 ]
+SERVED += [("layers", name) for name in sorted(BY_LAYERS)] if library() is not None else []
 
 
 def test_every_family_is_compared_with_transformers() -> None:

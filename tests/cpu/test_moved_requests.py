@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.protocol import Engine, ExportsBlocks, FollowsGuides
 from python_backends.guides.grammars import grammar_of
@@ -31,11 +32,14 @@ MAKE: dict[str, Callable[[TinyModel], Engine]] = {
     "torch, fixed shapes": lambda tiny: tiny.engine(slots=3, cuda_graphs="eager"),
     "torch, ahead": lambda tiny: tiny.engine(slots=3),
     "torch, bfloat16": lambda tiny: tiny.engine(slots=3, dtype="bfloat16"),
-    "torch, blocks of 32": lambda tiny: tiny.engine(slots=3, block_tokens=32),
+    "torch, blocks of 32": lambda tiny: tiny.engine(slots=3, block_tokens=32, fused_layers="off"),
     "openvino": lambda tiny: tiny.openvino_engine(slots=3),
     "openvino, ahead": lambda tiny: tiny.openvino_engine(slots=3, steps_ahead=1),
 }
 SERVED = ("torch", "torch, fixed shapes", "torch, ahead", "openvino", "openvino, ahead")
+if library() is not None:
+    MAKE["layers"] = lambda tiny: tiny.layers_engine(slots=3)
+    SERVED += ("layers",)
 
 Engines = Callable[[str, str], list[Engine]]
 
@@ -265,16 +269,20 @@ def test_a_request_of_a_model_with_sliding_windows_moves(
     tiny(name).check(request, destination.run()[0])
 
 
-def test_a_request_moves_between_torch_and_openvino(engines: Engines, one: TinyModel) -> None:
+OTHERS = ["openvino", *({"layers"} & MAKE.keys())]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_request_moves_between_torch_and_others(engines: Engines, one: TinyModel, other: str) -> None:
     request = ask()
-    torch_serving, openvino_serving = (
-        serving(engines("llama_grouped", kind)[0], kind) for kind in ("torch, blocks of 32", "openvino")
+    torch_serving, other_serving = (
+        serving(engines("llama_grouped", kind)[0], kind) for kind in ("torch, blocks of 32", other)
     )
-    openvino_serving.answers, openvino_serving.scores = torch_serving.answers, torch_serving.scores
-    assert torch_serving.exporting.kv_format == openvino_serving.exporting.kv_format
+    other_serving.answers, other_serving.scores = torch_serving.answers, torch_serving.scores
+    assert torch_serving.exporting.kv_format == other_serving.exporting.kv_format
     torch_serving.submit(request)
-    Move(1, request, torch_serving, openvino_serving).make(PARTLY)
-    Move(2, request, openvino_serving, torch_serving).make(FULL)
+    Move(1, request, torch_serving, other_serving).make(PARTLY)
+    Move(2, request, other_serving, torch_serving).make(FULL)
     one.check(request, torch_serving.run()[0])
 
 
@@ -337,10 +345,11 @@ def test_in_bfloat16_the_blocks_of_a_moved_request_are_those_of_an_undisturbed_r
     destination.run()
 
 
-def test_torch_and_openvino_write_a_block_alike(engines: Engines) -> None:
+@pytest.mark.parametrize("other", OTHERS)
+def test_torch_and_others_write_a_block_alike(engines: Engines, other: str) -> None:
     """[layers, 2, kv_heads, tokens, dim], as the torch engine has them in its memory."""
     request, found = ask(), []
-    for kind in ("torch, blocks of 32", "openvino"):
+    for kind in ("torch, blocks of 32", other):
         instance = serving(engines("llama_grouped", kind)[0], kind)
         instance.submit(request)
         instance.settle(request, FULL)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows
 from python_backends.nouns.request import Finish, Request
@@ -25,7 +26,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "openvino": ("openvino_engine", {}),
     "openvino, a step ahead": ("openvino_engine", {"steps_ahead": 1}),
     "openvino, int8": ("openvino_engine", {"weights": "int8"}),
-    "openvino, fused layers": ("openvino_engine", {"dtype": "bfloat16", "fused_layers": "on"}),
+    **({"layers": ("layers_engine", {})} if library() is not None else {}),
 }
 
 
@@ -66,7 +67,7 @@ def test_the_first_look_finds_what_is_no_number_wherever_it_stands(bad: float) -
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, 3e38])
-@pytest.mark.parametrize("name", ["torch", "openvino", "openvino, fused layers"])
+@pytest.mark.parametrize("name", sorted({"torch", "openvino", "layers"} & ENGINES.keys()))
 def test_with_a_broken_weight_no_request_is_answered(
     one: TinyModel, tmp_path: Path, name: str, bad: float
 ) -> None:

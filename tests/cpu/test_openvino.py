@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from python_backends.engine.openvino import known_fault
 from python_backends.engine.protocol import Announcing
 from python_backends.nouns.request import Request, Sampling
 from python_backends.settings import SettingsError
@@ -97,3 +98,12 @@ def test_what_it_can_not_run_is_refused_by_name(
 ) -> None:
     with pytest.raises(SettingsError, match=named):
         tiny(name).openvino_engine(**setting)
+
+
+def test_a_model_whose_graph_would_end_the_process_is_refused(
+    tiny: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma in bfloat16 for one thread, on a processor that is said to have AMX."""
+    monkeypatch.setattr(known_fault, "processor_flags", lambda: known_fault.AMX)
+    with pytest.raises(SettingsError, match=r"engine\.threads = 1: .* give it two, or set"):
+        tiny("gemma3").openvino_engine(dtype="bfloat16")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
@@ -37,6 +38,7 @@ SERVED = (
     "torch, qwen3_moe",
     "openvino, gemma3",
     "openvino, gpt_neox",
+    *(["layers, gemma3"] if library() is not None else []),
 )
 
 

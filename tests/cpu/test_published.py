@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import Source
+from python_backends.engine.cpu.library import library
 from python_backends.nouns.request import Request, Sampling
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import read_checkpoint
@@ -94,7 +95,7 @@ def served(read: Read, agreement: Agreement) -> TinyModel:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", ["torch", "openvino", *(["layers"] if library() is not None else [])])
 def test_greedy_answers_have_the_tokens_of_transformers(read: Read, served: TinyModel, kind: str) -> None:
     asked = requests(read)
     engine = served.engine_of(kind, max_model_tokens=4096, kv_memory_gib=1, threads=2)

@@ -11,7 +11,7 @@ import torch
 
 from python_backends.engine.model.limits import STATE_DEPTH
 from python_backends.nouns.request import Floats, Request, Sampling
-from tests.cpu.test_fused_layer import wanted
+from tests.cpu.test_layers import has_halves, wanted
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 
@@ -92,8 +92,22 @@ def test_none_is_given_where_the_settings_want_none(one: TinyModel, kind: str) -
 
 
 @wanted
-def test_fused_layers_give_those_of_bfloat16(one: TinyModel) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "share"),
+    [
+        ("float32", 1e-5),
+        pytest.param("bfloat16", 0.1, marks=pytest.mark.skipif(not has_halves, reason="CPU")),
+    ],
+)
+def test_layers_have_it_too(one: TinyModel, dtype: str, share: float) -> None:
     requests = random_requests(10, seed=8)
-    fused = Serving(one.openvino_engine(dtype="bfloat16", fused_layers="on"))
-    fused.run(requests)
-    check(one, fused, requests, 0.1)
+    serving = Serving(one.layers_engine(dtype=dtype))
+    serving.run(requests)
+    check(one, serving, requests, share)
+
+
+@wanted
+def test_layers_give_none_where_the_settings_want_none(one: TinyModel) -> None:
+    serving = Serving(one.layers_engine(states=False))
+    serving.run(random_requests(3, seed=7))
+    assert serving.states == {}

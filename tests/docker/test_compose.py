@@ -75,9 +75,9 @@ def test_openais_interface_answers_who_has_the_key(served: Composed) -> None:
 
 def test_the_image_brings_what_is_compiled(served: Composed) -> None:
     """There is no compiler in it, and nothing could be written."""
-    paths = served.inside(".venv/bin/python -m python_backends.engine.openvino.fused_layer").split()
+    paths = served.inside(".venv/bin/python -m python_backends.engine.cpu.library").split()
     assert [path.rsplit("-", 1)[0] for path in paths] == [
-        f"/gapless/run/compiled/fused-layer-{kind}" for kind in ("tiles", "vectors")
+        f"/gapless/run/compiled/layers-{kind}" for kind in ("tiles", "vectors", "floats")
     ]
 
 

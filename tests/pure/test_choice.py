@@ -11,6 +11,7 @@ import pytest
 
 from python_backends.cluster.policies import policy_of as cluster_policy
 from python_backends.engine.choice import choose
+from python_backends.engine.cpu import served
 from python_backends.engine.kinds import EngineKind, kind_of
 from python_backends.scheduling.policies import policy_of as scheduling_policy
 from python_backends.settings import (
@@ -75,6 +76,50 @@ def test_the_fastest_that_computes_the_checkpoint_is_chosen(
     expected: tuple[str, str],
 ) -> None:
     assert chosen(tmp_path, flags, config, **settings) == expected
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+AVX512 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "settings", "expected"),
+    [
+        (AVX512 | AMX, {}, {}, ("torch", "bfloat16")),
+        (AVX512, {}, {}, ("torch", "float32")),
+        (AVX512, {}, {"dtype": "bfloat16"}, ("openvino", "bfloat16")),
+        (AVX512 | AMX, {"intermediate_size": 100}, {}, ("openvino", "bfloat16")),
+        (AVX512 | AMX, {}, {"weights": "int8"}, ("openvino", "bfloat16")),
+        ({"avx2"}, {}, {}, ("openvino", "float32")),
+    ],
+)
+def test_torch_is_taken_on_a_cpu_where_its_layers_compute_the_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: set[str],
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    expected: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(served, "is_kept", lambda: True)
+    assert chosen(tmp_path, flags, LLAMA | config, **settings) == expected
+
+
+def test_without_a_compiler_openvino_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "is_kept", lambda: False)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert chosen(tmp_path, set(AVX512 | AMX), LLAMA) == ("openvino", "bfloat16")
 
 
 @pytest.mark.parametrize("config", ["", "[]"], ids=["not JSON", "no table"])

@@ -9,22 +9,32 @@ from pathlib import Path
 
 import pytest
 
+from python_backends.engine.cpu.library import library
 from tests.support.server.serving import Gapless, wait_for
 
 MODELS = ("tokenizer", "scheduler", "detokenizer")
 
 
-@pytest.mark.parametrize(("kind", "policy"), [("openvino", os.SCHED_BATCH), ("torch", os.SCHED_OTHER)])
-def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(kind: str, policy: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layers", "policy"),
+    [
+        ("openvino", "auto", os.SCHED_BATCH),
+        ("torch", "off", os.SCHED_OTHER),
+        *([("torch", "auto", os.SCHED_BATCH)] if library() is not None else []),
+    ],
+)
+def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(
+    kind: str, layers: str, policy: int
+) -> None:
     """And where it does not, it keeps off the processor of the loop, as the engine's other threads do."""
-    gapless = Gapless(**{"engine.kind": kind})
+    gapless = Gapless(**{"engine.kind": kind, "engine.fused_layers": layers})
     everywhere = frozenset(os.sched_getaffinity(0))
     try:
         around = {gapless.server_pid(), *(gapless.stub_pid(model) for model in MODELS)}
         assert {os.sched_getscheduler(pid) for pid in around} == {policy}
         instance = gapless.instance_pid()
         assert os.sched_getscheduler(instance) == os.SCHED_OTHER
-        gives_way = kind == "openvino"
+        gives_way = policy == os.SCHED_BATCH
         loop = {min(everywhere)} if gives_way and len(everywhere) > 1 else set()
         assert {frozenset(os.sched_getaffinity(pid)) for pid in around} == {everywhere - loop}
         wait_for(lambda: _places(instance) == (loop or everywhere, {everywhere - loop}), 10)

@@ -1,4 +1,4 @@
-"""Compiles the fused layers for a processor with tiles (AMX) so that they run on one without: each tile
+"""Compiles the layers for a processor with tiles (AMX) so that they run on one without: each tile
 instruction is a function of `emulated_tiles.h`.
 """
 
@@ -9,17 +9,17 @@ import shlex
 from pathlib import Path
 from unittest.mock import patch
 
-from python_backends.engine.openvino import fused_layer
-from python_backends.engine.openvino.fused_layer import Kind
+from python_backends.engine.cpu import library
+from python_backends.engine.cpu.library import Kind
 
 HEADER = Path(__file__).with_name("emulated_tiles.h")
 
 
 def compiled_with_emulated_tiles(directory: Path) -> Path:
-    """The library, in `directory`. Raises as `fused_layer.compiled`."""
+    """The library, in `directory`. Raises as `library.compiled`."""
     compiler = directory / "g++"
     real = shlex.quote(os.environ.get("CXX", "g++"))
     compiler.write_text(f'#!/bin/sh\nexec {real} -include {shlex.quote(str(HEADER))} "$@"\n')
     compiler.chmod(0o755)
-    with patch.dict(os.environ, CXX=str(compiler)), patch.object(fused_layer, "ROOT", directory):
-        return fused_layer.compiled(Kind.TILES)
+    with patch.dict(os.environ, CXX=str(compiler)), patch.object(library, "ROOT", directory):
+        return library.compiled(Kind.TILES)

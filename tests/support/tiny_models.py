@@ -247,6 +247,25 @@ WITH_EXPERTS = frozenset(
     if hasattr(config_type(**_SHAPE | options), "num_experts_per_tok")
 )
 BY_TORCH_ALONE = SOFT_CAPPED | WITH_EXPERTS
+# by layers in C++, where the processor has what these need
+BY_LAYERS = frozenset(
+    (
+        *(
+            "cwm",
+            "ernie4_5",
+            "exaone4",
+            "exaone4_full",
+            "gemma",
+            "gemma3",
+            "glm",
+            "glm4",
+            "granite",
+            "helium",
+        ),
+        *("llama_dynamic", "llama_grouped", "llama_tied", "ministral", "mistral", "phi3", "phi3_short"),
+        *("qwen2", "qwen3", "qwen3_sliding", "seed_oss", "smollm3"),
+    )
+)
 
 # Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
 _EMBEDDING_STD = {
@@ -347,6 +366,12 @@ class TinyModel:
     def engine(self, **engine: Any) -> TorchEngine:
         return TorchEngine(self.settings(**engine))
 
+    def layers_engine(self, **engine: Any) -> TorchEngine:
+        """The torch engine with layers in C++."""
+        made = self.engine(**{"block_tokens": 32} | engine)
+        assert made.has_layers
+        return made
+
     def openvino_engine(self, **engine: Any) -> Engine:
         # not everywhere where the models are used
         from python_backends.engine.openvino.engine import OpenVINOEngine
@@ -354,8 +379,9 @@ class TinyModel:
         return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
 
     def engine_of(self, kind: str, **options: Any) -> Engine:
-        """`kind`: torch or openvino."""
-        return self.engine(**options) if kind == "torch" else self.openvino_engine(**options)
+        """`kind`: torch, by its operators; layers or openvino."""
+        make = {"torch": self.engine, "layers": self.layers_engine, "openvino": self.openvino_engine}
+        return make[kind](**options)
 
     def agreeing(self, request: Request, answer: list[int]) -> float:
         """The share of an answer up to the first token that transformers has otherwise."""

@@ -32,7 +32,6 @@ class Engine:
             "model.max_model_tokens": max_model_tokens,
         }
         engine = {
-            "engine.kind": "openvino",
             "engine.slots": in_flight,
             "engine.block_tokens": BLOCK_TOKENS,
             "engine.kv_blocks": kv_blocks(directory, dtype),

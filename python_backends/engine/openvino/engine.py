@@ -20,21 +20,18 @@ from torch import Tensor
 from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.kv_cache import BlockShape, rows_of_bytes
 from python_backends.engine.launched_steps import LaunchedSteps
-from python_backends.engine.model.description import Model
 from python_backends.engine.model.limits import block_shape, declared_tokens, model_limits
 from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
-from python_backends.engine.openvino import BLOCK_TOKENS, fused_layer
-from python_backends.engine.openvino.fused_fetch import use_faster_cache
-from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
+from python_backends.engine.openvino import BLOCK_TOKENS
 from python_backends.engine.openvino.graph import TYPES, Graph, cache_name
 from python_backends.engine.openvino.inputs import StepInputs
-from python_backends.engine.openvino.known_fault import refuse_own_layers
+from python_backends.engine.openvino.known_fault import refuse_fault
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.guides.guides import Guides
-from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
@@ -52,15 +49,14 @@ class OpenVINOEngine:
         _check(settings)
         torch.set_num_threads(1)  # sampling is all that torch does here, and two pools of threads fight
         facts = facts_of(settings)
+        refuse_fault(settings, facts)
         self.limits = model_limits(settings, facts)
         weights = open_weights(settings, facts)
-        graph = _graph(settings, describe(facts, weights, declared_tokens(settings, facts)), self.limits)
+        description = describe(facts, weights, declared_tokens(settings, facts))
+        graph = Graph(description, self.limits.max_model_tokens, self.limits.state_layer)
         whole = graph.build(quantise_if_asked(take_layers(facts, weights), settings.model.weights))
-        wants_padding = graph.wants_padding
-        if wants_padding:  # some layers are OpenVINO's
-            refuse_own_layers(settings, facts)
         self._shared = graph.shared
-        del graph  # before the compiler and the KV blocks need memory
+        del graph, description  # before the compiler and the KV blocks need memory
         shape = block_shape(settings, facts)
         self._compiled = _compiled(whole, shape, settings.engine.threads)
         self._state = state = SlotState(self.limits, torch.device("cpu"))
@@ -70,7 +66,7 @@ class OpenVINOEngine:
         self.export_blocks = self._blocks.read
         self._launched_steps = LaunchedSteps()
         self.on_done = self._launched_steps.on_done
-        inputs = [StepInputs(request, state.dead_slot, wants_padding) for request in requests]
+        inputs = [StepInputs(request, state.dead_slot) for request in requests]
         self._launcher: OneByOne | OneAhead = (
             OneAhead(state, inputs, self._launched_steps) if settings.steps_ahead else OneByOne(state, inputs)
         )
@@ -106,16 +102,6 @@ class OpenVINOEngine:
                 request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
             caches.append(cache)
         return caches
-
-
-def _graph(settings: Settings, model: Model, limits: ModelLimits) -> Graph:
-    wanted = settings.engine.fused_layers == "on" and settings.model.dtype == "bfloat16"
-    library = fused_layer.library() if wanted else None
-    if library is None:
-        return Graph(model, limits.max_model_tokens, limits.state_layer)
-    use_faster_cache(library)
-    operation = FusedOperation(library)
-    return FusedGraph(model, limits.max_model_tokens, operation, limits.state_layer)
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:

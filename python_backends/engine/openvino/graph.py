@@ -61,8 +61,6 @@ class Graph:
     which the plugin knows rotary embedding.
     """
 
-    wants_padding = True  # code is generated for each new number of rows; known after `build`
-
     def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
         """`state_layer`: after so many layers hidden states are given; 0: they are not."""
         self.model = model

@@ -23,11 +23,11 @@ Table = NDArray[np.int64]  # [slots, blocks]
 
 
 class StepInputs:
-    def __init__(self, request: ov.InferRequest, dead_slot: int, wants_padding: bool) -> None:
-        """`wants_padding`: steps are padded to few sizes."""
+    """Steps are padded to few sizes."""
+
+    def __init__(self, request: ov.InferRequest, dead_slot: int) -> None:
         self.request = request
         self._dead_slot = dead_slot
-        self._wants_padding = wants_padding
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
         # the run for whose decode rows the arrays are made; -1: there are prompts among them, or other blocks
@@ -65,14 +65,14 @@ class StepInputs:
     def _make(self, plan: StepPlan, table: Table) -> None:
         num_rows = plan.num_decodes + len(plan.tokens)
         # one span each: the first token of the dead slot
-        padding = np.zeros(self._size(num_rows) - num_rows, np.int32)
+        padding = np.zeros(padded(num_rows) - num_rows, np.int32)
         slots = np.concatenate([plan.slots, padding + self._dead_slot])
         starts = np.concatenate([plan.starts, padding])
         lengths = np.concatenate([plan.lengths, padding + 1])
         ends, num_tokens = np.cumsum(lengths), starts + lengths
         blocks, begins = _blocks(table[slots], num_tokens)
         sampled = ends[: len(plan.samples)][plan.samples] - 1
-        num_sampled = self._size(max(len(sampled), 1))
+        num_sampled = padded(max(len(sampled), 1))
         arrays = {
             "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens, padding]),
             "positions": np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1]),
@@ -91,10 +91,6 @@ class StepInputs:
         self._first_step = self._step_in_run = plan.step_in_run
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
-
-    def _size(self, num_rows: int) -> int:
-        """The rows of a step of `num_rows`, with those of padding."""
-        return padded(num_rows) if self._wants_padding else num_rows
 
 
 def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 what would do so is not tried.
 
 OpenVINO 2026.4 divides by zero in its fusion of gated GELU (Gemma) in bfloat16, for one thread on a processor
-with AMX. Owns nothing. Called by the OpenVINO engine, and before a trial of fused layers.
+with AMX. Owns nothing. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ def would_end_the_process(settings: Settings, facts: ModelFacts) -> bool:
     )
 
 
-def refuse_own_layers(settings: Settings, facts: ModelFacts) -> None:
-    """Raises SettingsError where layers of OpenVINO's own would end the process."""
+def refuse_fault(settings: Settings, facts: ModelFacts) -> None:
+    """Raises SettingsError where OpenVINO would end the process."""
     if would_end_the_process(settings, facts):
         raise SettingsError(
             "engine.threads = 1: on a processor with AMX, OpenVINO can't compile gated GELU in bfloat16 for"
-            " one thread; give it two, or set engine.fused_layers = 'on' (with g++), model.dtype = 'float32'"
-            " or engine.kind = 'torch'"
+            " one thread; give it two, or set model.dtype = 'float32' or engine.kind = 'torch'"
         )

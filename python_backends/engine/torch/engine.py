@@ -1,4 +1,5 @@
-"""The torch engine: runs step plans with PyTorch's own operators, on a CPU or a CUDA device by the same code.
+"""The torch engine: runs step plans with PyTorch's own operators, on a CPU or a CUDA device by the same code;
+on a CPU with layers in C++ where these compute the model (`engine/cpu`).
 
 Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward
 pass, sampling, append), `collect` reads its tokens. Nothing of a step needs the tokens of the one before on
@@ -21,6 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from python_backends.engine.cpu.library import library
+from python_backends.engine.cpu.model import PackedModel
+from python_backends.engine.cpu.served import obstacle
+from python_backends.engine.cpu.steps import LayerSteps
 from python_backends.engine.device import DeviceMemory, device_memory, take_device
 from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
@@ -53,6 +58,7 @@ from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.guides.guides import Guides
+from python_backends.linux.quota import usable_processors
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import TRAINS, Settings, SettingsError
@@ -66,35 +72,44 @@ class TorchEngine:
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
-        set_threads(settings.engine.threads)
         facts = facts_of(settings)
         self.device = take_device(settings.model.device)
-        self._threads = _threads(settings.engine.threads, self.device)
+        layers_library = _library(settings)
+        # beside the layers, sampling is all that torch does, and two sets of threads would fight
+        self._threads = _threads(settings.engine.threads if layers_library is None else 1, self.device)
         # parts of a product are added in float32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         memory = device_memory(self.device)
         # what is free of it decides how many KV blocks there are
         measured = memory if settings.engine.measures_kv else None
         # where it is measured, one block will do for the largest steps
-        first = model_limits if measured is None else one_block_limits
-        self.limits = first(settings, facts)
+        self.limits = (model_limits if measured is None else one_block_limits)(settings, facts)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         weights = open_weights(settings, facts, self.device)
         self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
         description = describe(facts, weights, declared_tokens(settings, facts))
-        self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
+        self.can_train = (
+            layers_library is None
+            and facts.experts is None
+            and _can_train(settings, self.device, self._kernels)
+        )
         self._trainable = Trainable(facts, description) if self.can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
+        shape = block_shape(settings, facts)
+        self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
+        if layers_library is not None:
+            packed = PackedModel(description, layers, self.limits.max_model_tokens, self.limits.state_layer)
+            del description, layers
+            self._open_layers(packed, layers_library, shape, settings.engine.threads)
+            return
         self.decoder = Decoder(
             description, layers, self.limits.max_model_tokens, self._kernels, self.limits.state_layer
         )
         del description, layers
-        shape = block_shape(settings, facts)
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
         stop_ids = most_stop_ids(facts) if has_fixed_shapes else None
-        self._launched: deque[LaunchedStep] = deque()
         self._make_state(shape, stop_ids)
         if measured is not None:
             num_blocks = self._measured_blocks(measured, shape, settings.engine.token_budget)
@@ -104,11 +119,22 @@ class TorchEngine:
             self._launcher.fix_shapes(Graphs(self.device) if captures else None, settings.engine.token_budget)
         if memory is not None:
             self._try_largest_steps(settings.engine.token_budget)
+            self._launcher.timer = cuda_timer(self.device)
+        self._show_blocks(shape)
+
+    def _open_layers(self, packed: PackedModel, path: Path, shape: BlockShape, threads: int) -> None:
+        """All steps are theirs."""
+        self.cache = KVCache(shape, self.limits.num_blocks, self.device)
+        self.state = SlotState(self.limits, self.device)
+        model = packed.open(path, self.cache, threads or usable_processors())
+        self._layer_steps = LayerSteps(self.state, model)
+        self._show_blocks(shape)
+
+    def _show_blocks(self, shape: BlockShape) -> None:
+        """All is in its place: blocks may be read and written."""
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
         copies = _block_copies(self.cache)
         self.export_blocks, self.import_blocks = copies.read, copies.write
-        if self.device.type == "cuda":
-            self._launcher.timer = cuda_timer(self.device)
 
     def _make_state(self, shape: BlockShape, stop_ids: int | None) -> None:
         """KV cache and slot state for `limits`."""
@@ -122,6 +148,7 @@ class TorchEngine:
         self._adapters = SlotAdapters(self.device, joins=self.device.type == "cuda")
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
         self._launcher = StepLauncher(self.decoder, self.state, self.cache, self._adapters, self._kernels)
+        self._launched: deque[LaunchedStep] = deque()
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
         """How many KV blocks the device has memory for, besides weights and
@@ -157,8 +184,16 @@ class TorchEngine:
             self.launch(plan)
             self.collect()
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether those in C++ compute its steps."""
+        return self._layer_steps is not None
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        if self._layer_steps is not None:
+            self._layer_steps.launch(plan)
+            return
         began_s = time.monotonic()
         step = self._launcher.launch(plan)
         is_decode = len(plan.slots) and not len(plan.tokens)
@@ -170,6 +205,8 @@ class TorchEngine:
         self._launched.append(step if is_on_host else _sent(step))
 
     def collect(self) -> StepOutput:
+        if self._layer_steps is not None:
+            return self._layer_steps.collect()
         step = self._launched.popleft()
         if step.done is not None:
             step.done.synchronize()
@@ -199,7 +236,20 @@ class TorchEngine:
         return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
 
     def close(self) -> None:
+        if self._layer_steps is not None:
+            self._layer_steps.close()
+            return
         self._launched.clear()
+
+
+def _library(settings: Settings) -> Path | None:
+    """With the layers, where they compute the model; None, and the reason in the log, where they don't."""
+    if settings.model.device != "cpu":
+        return None
+    if why := obstacle(settings):
+        log.info("torch's operators compute, no layers of ours: %s", why)
+        return None
+    return library()
 
 
 def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
@@ -248,7 +298,10 @@ def _on_the_way(tensor: Tensor) -> Tensor:
 
 
 def _threads(asked: int, device: torch.device) -> Threads | None:
-    """None where the settings say how many, or there is one, or a GPU computes."""
+    """Sets how many torch has. What changes that later; None where the settings say how many, or there is
+    one, or a GPU computes.
+    """
+    set_threads(asked)
     count = torch.get_num_threads()
     return Threads(count, torch.set_num_threads) if device.type == "cpu" and not asked and count > 1 else None
 

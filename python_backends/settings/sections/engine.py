@@ -13,7 +13,8 @@ UNMEASURED_KV_GIB = 1.0  # kv_memory_gib = 0 on a CPU, and with TensorRT-LLM
 class EngineSettings:
     kind: str = setting(
         "auto",
-        "auto: openvino on a CPU if it computes the model, else torch (the start says which, and why) |"
+        "auto: on a CPU openvino if it computes the model and no layers of Gapless do, else torch (the start"
+        " says which, and why) |"
         " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | module:NAME, an engine of your own"
         " (docs/how-to/engine.md)",
         choices=("auto", "torch", "openvino", "tensorrt_llm"),
@@ -60,11 +61,10 @@ class EngineSettings:
     )
     fused_layers: str = setting(
         "auto",
-        "on: openvino with bfloat16 computes all layers in one operation of Gapless,"
-        " compiled at the first start if there is g++ and the processor multiplies bfloat16 (AMX,"
-        " AVX512_BF16) | off: OpenVINO's own operations | auto: the first start tries both and keeps the"
-        " result in run/trials",
-        choices=("auto", "on", "off"),
+        "auto: on a CPU the torch engine computes all layers by code of Gapless where that knows the model,"
+        " compiled at the first start if there is g++ and the processor has AVX512; it has no adapters and"
+        " trains nothing | off: torch's operators, which do both, or OpenVINO's",
+        choices=("auto", "off"),
     )
 
     @property

@@ -17,8 +17,8 @@
 #include <cstring>
 #include <vector>
 
-#include "fused_multiplier.h"
-#include "fused_vectors.h"
+#include "multiplier.h"
+#include "vectors.h"
 
 namespace gapless {
 
@@ -28,6 +28,7 @@ constexpr float NO_SCORE = -1e30f;
 struct Heads {
     int query = 0, kv = 0, dim = 0;
     float scale = 0;
+    ptrdiff_t block_stride = 0;  // values from one KV block to the next
 
     int group() const {
         return query / kv;
@@ -37,8 +38,8 @@ struct Heads {
         return (dim + PANEL - 1) / PANEL * PANEL;
     }
 
-    size_t block_size() const {  // values of a KV block
-        return size_t(kv) * BLOCK * dim;
+    size_t head_size() const {  // of keys or values of a KV block
+        return size_t(BLOCK) * dim;
     }
 };
 
@@ -98,7 +99,7 @@ inline ptrdiff_t first_block(const Batch& batch, const Heads& heads, int item, i
         return 0;
     }
     const auto& tile = batch.tiles()[item / heads.kv];
-    return tile.blocks[tile.first_block(window)] * heads.block_size() + size_t(item % heads.kv) * BLOCK * heads.dim;
+    return tile.blocks[tile.first_block(window)] * heads.block_stride + size_t(item % heads.kv) * heads.head_size();
 }
 
 // What happens to a head of a query or key [dim] before scores are computed; what is null is left out.
@@ -107,7 +108,8 @@ struct Turn {
     const float* cos = nullptr;   // [positions, dim / 2]
     const float* sin = nullptr;
 
-    void operator()(const Bfloat16* from, int dim, int position, Bfloat16* to) const {
+    template <typename Value>
+    void operator()(const Value* from, int dim, int position, Value* to) const {
         const int half = dim / 2;
         auto factor = _mm512_set1_ps(1.f);
         if (norm) {
@@ -139,23 +141,36 @@ struct Turn {
 };
 
 // The panel [32 tokens, deep] of the keys [32, dim] of a block.
-inline void pack_keys(const Bfloat16* keys, const Heads& heads, char* panel) {
-    for (int chunk = 0; chunk < heads.deep(); chunk += PANEL) {
-        const auto some = half_mask(heads.dim - chunk);
+template <typename Value>
+void pack_keys(const Value* keys, const Heads& heads, char* panel) {
+    for (int chunk = 0; chunk < heads.deep(); chunk += DEEP<Value>) {
         for (int half = 0; half < 2; ++half, panel += TILE * 64) {
             __m512i rows[TILE];
             for (int token = 0; token < TILE; ++token) {
-                rows[token] = _mm512_maskz_loadu_epi16(some, keys + size_t(half * TILE + token) * heads.dim + chunk);
+                rows[token] = load_line(keys + size_t(half * TILE + token) * heads.dim + chunk, heads.dim - chunk);
             }
             transpose(rows);
-            for (int pair = 0; pair < TILE; ++pair) {
-                _mm512_store_si512(panel + pair * 64, rows[pair]);
+            for (int line = 0; line < TILE; ++line) {
+                _mm512_store_si512(panel + line * 64, rows[line]);
             }
         }
     }
 }
 
 // The panels [deep, 32 tokens] of the values [32, dim] of a block. Tokens from `count` on are zero, whatever their memory has.
+inline void pack_values(const float* values, const Heads& heads, int count, char* panels) {
+    for (int chunk = 0; chunk < heads.deep(); chunk += PANEL) {
+        for (int token = 0; token < BLOCK; ++token) {
+            auto* line = panels + (chunk + token / TILE * TILE) * PANEL * sizeof(float) + token % TILE * 64;
+            for (int half = 0; half < 2; ++half) {
+                const int first = chunk + half * TILE;
+                const auto some = token < count ? heads.dim - first : 0;
+                _mm512_store_si512(line + half * TILE * 64, load_line(values + size_t(token) * heads.dim + first, some));
+            }
+        }
+    }
+}
+
 inline void pack_values(const Bfloat16* values, const Heads& heads, int count, char* panels) {
     alignas(64) static constexpr auto ORDERS = [] {
         std::array<std::array<uint16_t, 32>, 2> orders{};
@@ -181,14 +196,16 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
 // to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
 // keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
 // before it where the window is 0. Fetches the block `following` values further on while it computes the last one.
-inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Bfloat16* queries,
-                   const Bfloat16* keys, const Bfloat16* values, int window, ptrdiff_t following, Bfloat16* to) {
+template <typename Value>
+void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Value* queries, const Value* keys,
+            const Value* values, int window, ptrdiff_t following, Value* to) {
     const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
     alignas(64) float scores[PANEL * PANEL], most[PANEL], total[PANEL], kept[PANEL];
-    alignas(64) Bfloat16 shares[PANEL * PANEL];
+    alignas(64) Value shares[PANEL * PANEL];
+    const int lines = heads.dim * sizeof(Value) / 2;  // of 64 bytes that keys or values of a block have
     thread_local Kept<char> kept_panel;
     thread_local Kept<float> kept_sums;
-    char* panel = kept_panel.of(size_t(deep) * PANEL * 2);
+    char* panel = kept_panel.of(size_t(deep) * PANEL * sizeof(Value));
     float* sums = kept_sums.of(size_t(PANEL) * deep);
     std::fill_n(sums, size_t(rows) * deep, 0.f);
     std::fill_n(most, rows, NO_SCORE);
@@ -196,9 +213,9 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
     const int last = tile.position + tile.tokens - 1;  // position
     const auto scale = _mm512_set1_ps(heads.scale);
     for (int block = tile.first_block(window); block <= last / BLOCK; ++block) {
-        const size_t at = tile.blocks[block] * heads.block_size();
-        const ptrdiff_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
-        fetch(keys + next, heads.dim);  // 32 tokens of 2 bytes a value
+        const size_t at = tile.blocks[block] * heads.block_stride;
+        const ptrdiff_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_stride : following;
+        fetch(keys + next, lines);
         pack_keys(keys + at, heads, panel);
         multiplier.multiply(queries, rows, deep, panel, scores, false);
         for (int row = 0; row < rows; ++row) {
@@ -218,10 +235,10 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
             store(shares + row * PANEL, low);
             store(shares + row * PANEL + TILE, high);
         }
-        fetch(values + next, heads.dim);
+        fetch(values + next, lines);
         pack_values(values + at, heads, std::min(last + 1 - block * BLOCK, BLOCK), panel);
         for (int chunk = 0; chunk < deep; chunk += PANEL) {
-            multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * 2, scores, false);
+            multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * sizeof(Value), scores, false);
             for (int row = 0; row < rows; ++row) {
                 auto* sum = sums + row * deep + chunk;
                 const auto factor = _mm512_set1_ps(kept[row]);

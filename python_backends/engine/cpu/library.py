@@ -1,9 +1,8 @@
-"""The library with our own operation for OpenVINO's graph (`fused_layers.cpp`): compiled once for each
-version of what it is made from.
+"""The library of layers for a CPU (`layers.cpp`): compiled once for each version of what it is made from.
 
-Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor,
-the engine serves with OpenVINO's operations alone. `python -m python_backends.engine.openvino.fused_layer`
-compiles for every processor that it knows: for an image. Called by the OpenVINO engine at its start.
+Owns `run/compiled/`. Without a compiler, or on another processor, other operators serve. `python -m
+python_backends.engine.cpu.library` compiles for every processor that it knows: for an image. Called by the
+torch engine at its start.
 """
 
 from __future__ import annotations
@@ -20,31 +19,34 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import openvino as ov
-
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless.instance")
 
 FOLDER = Path(__file__).parent
-SOURCE = FOLDER / "fused_layers.cpp"  # and the headers that it includes
-OPENVINO = Path(ov.__file__).parent
+SOURCE = FOLDER / "layers.cpp"  # and the headers that it includes
 WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Kind(StrEnum):
-    """How a processor multiplies bfloat16; the best first."""
+    """How a processor multiplies; the best first. FLOATS: float32 only."""
 
     TILES = "tiles"
     VECTORS = "vectors"
+    FLOATS = "floats"
 
 
-VECTORS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}
+FLOATS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+VECTORS = FLOATS | {"avx512_bf16"}
 # of the processor, as Linux calls it
-NEEDED = {Kind.TILES: VECTORS | {"amx_tile", "amx_bf16"}, Kind.VECTORS: VECTORS}
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-march=x86-64-v4", "-mavx512bf16")
-FLAGS = {Kind.TILES: (*COMMON, "-mamx-tile", "-mamx-bf16"), Kind.VECTORS: COMMON}
+NEEDED = {Kind.TILES: VECTORS | {"amx_tile", "amx_bf16"}, Kind.VECTORS: VECTORS, Kind.FLOATS: FLOATS}
+COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-march=x86-64-v4")
+FLAGS = {
+    Kind.TILES: (*COMMON, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    Kind.VECTORS: (*COMMON, "-mavx512bf16"),
+    Kind.FLOATS: COMMON,
+}
 
 
 def kinds_here() -> list[Kind]:
@@ -58,20 +60,20 @@ def library() -> Path | None:
     """None, and the reason in the log, where it can't be had."""
     kinds = kinds_here()
     if not kinds:
-        log.info("no fused layers: the processor has no %s", ", ".join(sorted(VECTORS - processor_flags())))
+        log.info("no layers of ours: the processor has no %s", ", ".join(sorted(FLOATS - processor_flags())))
         return None
-    for kind in kinds:  # an older compiler may know the second one only
+    for kind in kinds:  # an older compiler may know another one only
         try:
             return compiled(kind)
         except subprocess.CalledProcessError as error:
             log.warning(
-                "no fused layers of %s: %s\n%s",
+                "no layers of ours of %s: %s\n%s",
                 kind,
                 error,
                 "\n".join(error.stderr.strip().splitlines()[-10:]),
             )
         except OSError as error:
-            log.warning("no fused layers: %s", error)
+            log.warning("no layers of ours: %s", error)
             return None
     return None
 
@@ -82,7 +84,7 @@ def compiled(kind: Kind) -> Path:
     Raises OSError without a compiler or a place for it, PermissionError where others could put a library of
     theirs into that place, CalledProcessError where it does not compile.
     """
-    path = ROOT / "run" / "compiled" / f"fused-layer-{kind}-{_digest(kind)}.so"
+    path = _path(kind)
     _make_private(path.parent)
     if path.exists():
         _refuse_what_others_write(path)
@@ -96,17 +98,24 @@ def compiled(kind: Kind) -> Path:
     return path
 
 
+def is_kept() -> bool:
+    """Whether one of them lies there for this processor."""
+    return any(_path(kind).exists() for kind in kinds_here())
+
+
+def _path(kind: Kind) -> Path:
+    return ROOT / "run" / "compiled" / f"layers-{kind}-{_digest(kind)}.so"
+
+
 def _compile(kind: Kind, path: Path) -> None:
     """Another start at the same time finds all of it or nothing, and so does one after a power cut."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError("a C++ compiler would make them: apt-get install g++")
     log.info("compiling %s for %s, once", SOURCE.name, kind)
-    includes = [f"-I{FOLDER}", f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
-    libraries = [_library_of_openvino("libopenvino.so.*"), _library_of_openvino("libtbb.so.*")]
     with TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory, path.name)
-        command = [compiler, *FLAGS[kind], *includes, str(SOURCE), *libraries, "-o", str(made)]
+        command = [compiler, *FLAGS[kind], f"-I{FOLDER}", str(SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.chmod(0o755)  # whatever the umask
         _seal(made)
@@ -137,13 +146,6 @@ def _obstacle(path: Path) -> str:
     return ""
 
 
-def _library_of_openvino(pattern: str) -> str:
-    """Raises FileNotFoundError where OpenVINO was not installed as pip's package."""
-    for path in (OPENVINO / "libs").glob(pattern):
-        return str(path)
-    raise FileNotFoundError(f"there is no {OPENVINO / 'libs' / pattern}")
-
-
 def _make_private(folder: Path) -> None:
     """So that only its owner writes there: what lies in it is run."""
     if not folder.exists():
@@ -170,8 +172,8 @@ def trusted_owners() -> set[int]:
 
 
 def _digest(kind: Kind) -> str:
-    headers = [path.read_text() for path in sorted(FOLDER.glob("fused_*.h"))]
-    made_from = [SOURCE.read_text(), *headers, *FLAGS[kind], ov.get_version(), str(OPENVINO)]
+    headers = [path.read_text() for path in sorted(FOLDER.glob("*.h"))]
+    made_from = [SOURCE.read_text(), *headers, *FLAGS[kind]]
     return hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
-"""How weights are packed for the fused layers, and where they lie: one behind the other, in a few large
+"""How weights are packed for the layers, and where they lie: one behind the other, in a few large
 pieces of memory.
 
 Between weights that are allocated one by one, what reading them needs for a while leaves holes: a third of
-the weights' size with SmolLM2. Linux takes large pages for such a piece, too. Called by `fused_graph`.
+the weights' size with SmolLM2. Linux takes large pages for such a piece, too. Called by `model`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
+TILE = 16  # outputs of a weight that lie together: multiplier.h
 PANEL = 32  # two tiles; rows that are multiplied at once
 PIECE_BYTES = 64 << 20  # what is not used of one takes no memory: nothing writes there
 ALIGNMENT = 64  # of torch's memory, too
@@ -39,10 +39,12 @@ class WeightMemory:
 
 
 def packed(weight: Tensor, memory: WeightMemory, gated: bool = False) -> Tensor:
-    """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16 outputs, 2]: tiles as the processor
-    takes them. `gated`: it has the rows of gate and then those of up.
+    """The weight [out, in] as [panels, in / deep, 2, 16, 16 outputs, wide]: tiles as the processor takes
+    them, with deep = 16 · wide inputs; wide is 2 in bfloat16, 1 in float32. A last panel that is not whole is
+    filled with zeros. `gated`: it has the rows of gate and then those of up.
     """
-    tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // PANEL, TILE, 2)
+    wide = 4 // weight.element_size()
+    tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // (wide * TILE), TILE, wide)
     return memory.copied(tiles.permute(0, 3, 1, 4, 2, 5))
 
 
@@ -50,4 +52,6 @@ def tiled(rows: Tensor, gated: bool) -> Tensor:
     """[rows, …] as [panels, 2, 16, …]; of gate and up, a panel has 16 rows of each."""
     if gated:
         return rows.reshape(2, -1, TILE, *rows.shape[1:]).transpose(0, 1)
-    return rows.reshape(-1, 2, TILE, *rows.shape[1:])
+    missing = -len(rows) % PANEL
+    whole = rows if not missing else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return whole.reshape(-1, 2, TILE, *rows.shape[1:])

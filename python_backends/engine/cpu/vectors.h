@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "fused_multiplier.h"
+#include "multiplier.h"
 
 namespace gapless {
 
@@ -34,12 +34,15 @@ inline __m512 gelu(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.f), exponential(power)));
 }
 
-inline void store(float* to, __m512 values) {
-    _mm512_storeu_ps(to, values);
+// softcap · tanh(x / softcap), with tanh(z) = 1 − 2 / (1 + exp(2z)).
+inline __m512 capped(__m512 x, float softcap) {
+    const auto one = _mm512_set1_ps(1.f), two = _mm512_set1_ps(2.f);
+    const auto power = exponential(_mm512_mul_ps(x, _mm512_set1_ps(2.f / softcap)));
+    return _mm512_mul_ps(_mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, power))), _mm512_set1_ps(softcap));
 }
 
-inline void store(Bfloat16* to, __m512 values) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+inline void store(float* to, __m512 values) {
+    _mm512_storeu_ps(to, values);
 }
 
 inline __mmask16 mask(int values) {
@@ -58,8 +61,33 @@ inline __m512 load(const Bfloat16* from, __mmask16 some) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16));
 }
 
+inline __m512 load(const float* from, __mmask16 some) {
+    return _mm512_maskz_loadu_ps(some, from);
+}
+
+inline void store(float* to, __m512 values, __mmask16 some) {
+    _mm512_mask_storeu_ps(to, some, values);
+}
+
+#ifdef __AVX512BF16__
+
+inline void store(Bfloat16* to, __m512 values) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+}
+
 inline void store(Bfloat16* to, __m512 values, __mmask16 some) {
     _mm256_mask_storeu_epi16(to, some, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+}
+
+#endif
+
+// 64 bytes of values, of which there are `values`; the others are zero.
+inline __m512i load_line(const float* from, int values) {
+    return _mm512_castps_si512(load(from, mask(values)));
+}
+
+inline __m512i load_line(const Bfloat16* from, int values) {
+    return _mm512_maskz_loadu_epi16(half_mask(values), from);
 }
 
 // 16 rows of 16 values of 32 bits.
@@ -100,7 +128,8 @@ inline __m512 inverse_rms(const float* x, int width, float eps) {
 }
 
 // to [width] = x / rms(x) · weight, for one row; weight [width], and then the eps. Without a weight x itself.
-inline void norm(const float* x, const float* weight, int width, Bfloat16* to) {
+template <typename Value>
+void norm(const float* x, const float* weight, int width, Value* to) {
     const auto factor = weight ? inverse_rms(x, width, weight[width]) : _mm512_set1_ps(1.f);
     for (int i = 0; i < width; i += TILE) {
         const auto values = _mm512_loadu_ps(x + i);

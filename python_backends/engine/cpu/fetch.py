@@ -1,8 +1,8 @@
-"""Which cache of the processor the fused layers fetch weights into: both are tried at each start, in 0.1 s,
+"""Which cache of the processor the layers fetch weights into: both are tried at each start, in 0.1 s,
 and the faster one is used.
 
 The second cache is faster on an AMD Zen 4, the first one on a Zen 5 (docs/notebook/cpu_steps.md). Results do
-not depend on the cache. Called by the OpenVINO engine.
+not depend on the cache. Called when layers are opened.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from python_backends.engine.openvino.weight_memory import PANEL
+from python_backends.engine.cpu.weight_memory import PANEL
 
 log = logging.getLogger("gapless.instance")
 
 CACHES = (1, 2)
-ROWS, DEPTH = 16, 1024  # of the products that are tried
+ROWS, DEPTH = 16, 512  # of the products that are tried, of float32: every processor multiplies it
 PIECE = 64  # panels: 4 MiB, more than a core's caches hold
+FLOAT32 = 0  # layers.h
 NUM_PIECES = 24  # together more than a processor's last cache holds
 
 
@@ -41,7 +42,7 @@ def use_faster_cache(library: Path) -> None:
     fastest, slowest = sorted(CACHES, key=medians.__getitem__)
     trial.fetch_into(fastest)
     log.info(
-        "fused layers fetch weights into cache %d of the processor: %.2f ms instead of %.2f",
+        "the layers fetch weights into cache %d of the processor: %.2f ms instead of %.2f",
         fastest,
         1000 * medians[fastest],
         1000 * medians[slowest],
@@ -54,15 +55,15 @@ class Trial:
         self.fetch_into = functions.gapless_fetch_into
         self._multiply = functions.gapless_multiply
         # torch's memory begins with a cache line
-        self.x = torch.zeros(ROWS, DEPTH, dtype=torch.bfloat16)
-        self.weights = torch.ones(NUM_PIECES, PIECE, PANEL * DEPTH, dtype=torch.bfloat16)
+        self.x = torch.zeros(ROWS, DEPTH)
+        self.weights = torch.ones(NUM_PIECES, PIECE, PANEL * DEPTH)
         self.sums = torch.zeros(PIECE, ROWS, PANEL)
 
     def multiply(self, number: int, piece: int) -> float:
         """The seconds that it takes with the cache of this number."""
         self.fetch_into(number)
         began_s = time.perf_counter()
-        self._multiply(_of(self.x), ROWS, DEPTH, _of(self.weights[piece]), PIECE, _of(self.sums))
+        self._multiply(_of(self.x), ROWS, DEPTH, _of(self.weights[piece]), PIECE, _of(self.sums), FLOAT32)
         return time.perf_counter() - began_s
 
 

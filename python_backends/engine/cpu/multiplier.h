@@ -1,7 +1,8 @@
-// Products of bfloat16 by what the processor has, tiles (AMX) or vectors (AVX512_BF16): up to 32 rows by a panel of 32 outputs.
+// Products by what the processor has, of bfloat16 tiles (AMX) or vectors (AVX512_BF16), of float32 vectors: rows by a panel of 32 outputs.
 //
-// A panel [32 outputs, depth] lies in tiles as the processor takes them: [depth / 32, 2, 16, 16, 2], the last three being pairs of
-// inputs, outputs, and the two of a pair. Depth is a multiple of 32. A row's sums do not depend on the rows beside it.
+// A panel [32 outputs, depth] lies in tiles as the processor takes them: of bfloat16 [depth / 32, 2, 16, 16, 2], the last three being pairs
+// of inputs, outputs, and the two of a pair; of float32 [depth / 16, 2, 16, 16], the last two being inputs and outputs. Depth is a multiple
+// of 32. A row's sums do not depend on the rows beside it.
 
 #pragma once
 
@@ -19,7 +20,12 @@ using Bfloat16 = uint16_t;
 
 constexpr int TILE = 16;         // rows of a tile of x, outputs of a tile of a weight, floats of a vector
 constexpr int PANEL = 2 * TILE;  // outputs of a panel, rows of a block, inputs of a tile
-constexpr int LINES = 32;        // of weights that a panel has for 32 inputs, of 64 bytes
+constexpr int LINES = 32;        // of 64 bytes, of both tiles of a panel
+
+template <typename Value>
+constexpr int WIDE = 4 / sizeof(Value);  // inputs of one output that lie together
+template <typename Value>
+constexpr int DEEP = TILE * WIDE<Value>;  // inputs that a tile has
 
 // A memory that begins with a cache line, as tiles are loaded fastest; what was in it is lost when it grows.
 template <typename Value>
@@ -41,7 +47,7 @@ private:
     std::vector<Line> m_lines;
 };
 
-// Which cache `fetch` fills. Processors differ: fused_layer.py tries both at the start.
+// Which cache `fetch` fills. Processors differ: fetch.py tries both at the start.
 inline std::atomic<bool> fetches_into_first{true};
 
 inline void fetch(const void* from, int lines) {
@@ -59,11 +65,11 @@ inline void fetch(const void* from, int lines) {
 
 #ifdef __AMX_BF16__
 
-// Multiplies by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
+// Multiplies bfloat16 by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
 // rows, 6 and 7 weights.
-class Multiplier {
+class TileMultiplier {
 public:
-    ~Multiplier() {
+    ~TileMultiplier() {
         _tile_release();
     }
 
@@ -147,22 +153,37 @@ private:
     int m_rows = 0;
 };
 
-#else
+#endif
+
+#ifdef __AVX512BF16__
+
+inline __m512 multiply_add(__m512 sum, const Bfloat16* inputs, __m512i weights) {
+    int32_t both;
+    std::memcpy(&both, inputs, sizeof(both));
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)), reinterpret_cast<__m512bh>(weights));
+}
+
+#endif
+
+inline __m512 multiply_add(__m512 sum, const float* input, __m512i weights) {
+    return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sum);
+}
 
 // Multiplies by vectors: 8 rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
 // Each time it fetches a share of the next piece, so that reading and multiplying go on together.
-class Multiplier {
+template <typename Value>
+class VectorMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
-    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+    void multiply(const Value* x, int rows, int depth, const char* panel, float* sums, bool follows) {
         const int times = (rows + TOGETHER - 1) / TOGETHER;
-        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for 32 inputs
+        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for a tile's inputs
         for (int i = 0; i < depth; i += PIECE) {
-            const Piece piece{panel + i * 64, std::min(PIECE, depth - i), i == 0};
-            const char* end = piece.panel + (PIECE + piece.inputs) * 64;  // of what is fetched
-            const char* ahead = piece.panel + PIECE * 64;
+            const Piece piece{panel + i * BYTES, std::min(PIECE, depth - i), i == 0};
+            const char* end = piece.panel + (PIECE + piece.inputs) * BYTES;  // of what is fetched
+            const char* ahead = piece.panel + PIECE * BYTES;
             const bool fetches = follows || i + PIECE < depth;
-            for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / PANEL * each * 64) {
+            for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / DEEP<Value> * each * 64) {
                 const auto* from = x + size_t(row) * depth + i;
                 const int lines = fetches && ahead < end ? each : 0;
                 add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, ahead, lines);
@@ -171,7 +192,8 @@ public:
     }
 
 private:
-    static constexpr int TOGETHER = 8, PIECE = 256;
+    static constexpr int TOGETHER = 8, PIECE = 8 * DEEP<Value>;
+    static constexpr int BYTES = PANEL * sizeof(Value);  // of a panel for one input
 
     struct Piece {
         const char* panel;
@@ -181,7 +203,7 @@ private:
 
     // Not a part of what calls it, and its loops over rows unrolled early: else the sums do not all stay in registers.
     template <int ROWS>
-    [[gnu::noinline]] static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
+    [[gnu::noinline]] static void add(int rows, const Value* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, x, depth, piece, sums, ahead, lines);
@@ -194,18 +216,16 @@ private:
             high[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL + TILE);
         }
         const char* tiles = piece.panel;
-        for (int i = 0; i < piece.inputs; i += PANEL, tiles += LINES * 64, ahead += lines * 64) {
+        for (int i = 0; i < piece.inputs; i += DEEP<Value>, tiles += LINES * 64, ahead += lines * 64) {
             fetch(ahead, lines);
-            for (int pair = 0; pair < TILE; ++pair) {
-                const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + pair * 64));
-                const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + (TILE + pair) * 64));
+            for (int line = 0; line < TILE; ++line) {
+                const auto left = _mm512_loadu_si512(tiles + line * 64);
+                const auto right = _mm512_loadu_si512(tiles + (TILE + line) * 64);
 #pragma GCC unroll 8
                 for (int row = 0; row < ROWS; ++row) {
-                    int32_t both;
-                    std::memcpy(&both, x + size_t(row) * depth + i + 2 * pair, sizeof(both));
-                    const auto inputs = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
-                    low[row] = _mm512_dpbf16_ps(low[row], inputs, left);
-                    high[row] = _mm512_dpbf16_ps(high[row], inputs, right);
+                    const auto* inputs = x + size_t(row) * depth + i + line * WIDE<Value>;
+                    low[row] = multiply_add(low[row], inputs, left);
+                    high[row] = multiply_add(high[row], inputs, right);
                 }
             }
         }
@@ -217,6 +237,27 @@ private:
     }
 };
 
+// What a thread multiplies with.
+class Multiplier {
+public:
+    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
+    void multiply(const float* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+        m_floats.multiply(x, rows, depth, panel, sums, follows);
+    }
+
+#ifdef __AVX512BF16__
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+        m_halves.multiply(x, rows, depth, panel, sums, follows);
+    }
 #endif
+
+private:
+    VectorMultiplier<float> m_floats;
+#ifdef __AMX_BF16__
+    TileMultiplier m_halves;
+#elif defined(__AVX512BF16__)
+    VectorMultiplier<Bfloat16> m_halves;
+#endif
+};
 
 }  // namespace gapless

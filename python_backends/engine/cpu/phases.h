@@ -1,11 +1,10 @@
-// The work of a step, in phases that follow each other, in one parallel region over all threads.
+// The work of a step, in phases that follow each other, done by all threads together.
 
 #pragma once
 
 #include <immintrin.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -13,11 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "fused_multiplier.h"
+#include "multiplier.h"
+#include "threads.h"
 
 namespace gapless {
-
-constexpr int SPINS = 2000;  // looks at what others still compute, before a thread lets others have its processor
 
 // An item of a phase begins when all items of the phase before have ended. Who is done with its own share of a phase takes some of the
 // others': a thread that is interrupted is waited for only until its last items end, and one that never begins not at all.
@@ -33,12 +31,12 @@ public:
         }
     }
 
-    void run() {
-        const int threads = tbb::this_task_arena::max_concurrency();
+    void run(Threads& threads) {
+        const int count = threads.count();
         for (auto& phase : m_phases) {
-            phase.share(threads);
+            phase.share(count);
         }
-        tbb::parallel_for(0, threads, [&](int thread) { run(thread, threads); }, tbb::static_partitioner{});
+        threads.run([this, count](int thread) { run(thread, count); });
     }
 
 private:

@@ -1,28 +1,25 @@
-"""Packed weights lie one behind the other, and an embedding that is the head's weight too is held once."""
+"""Packed weights lie one behind the other."""
 
 from __future__ import annotations
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
-from openvino import opset15 as ops
 
-from python_backends.engine.openvino.tied_embedding import TiedEmbedding
-from python_backends.engine.openvino.weight_memory import ALIGNMENT, PIECE_BYTES, WeightMemory, packed
+from python_backends.engine.cpu.weight_memory import ALIGNMENT, PIECE_BYTES, WeightMemory, packed
 
 
-@pytest.mark.parametrize(("vocab_size", "hidden"), [(32, 32), (96, 64), (512, 160)])
-def test_the_rows_of_tokens_are_read_out_of_the_packed_weight(vocab_size: int, hidden: int) -> None:
-    weight = torch.randn(vocab_size, hidden).bfloat16()
-    tied = TiedEmbedding(weight, WeightMemory())
-    tokens = ops.parameter([-1], ov.Type.i32)
-    model = ov.Model([ops.result(tied.rows(tokens))], [tokens], "rows")
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
-    asked = np.random.default_rng(0).permutation(vocab_size).astype(np.int32)
-    (rows,) = compiled([asked]).values()
-    assert torch.equal(torch.from_numpy(rows), weight.float()[torch.from_numpy(asked).long()])
-    assert torch.equal(tied.unpacked(), weight)
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, 2), (torch.float32, 1)])
+def test_each_number_has_its_place_in_the_tiles(dtype: torch.dtype, wide: int) -> None:
+    """33 outputs: the second panel has one, and zeros."""
+    weight = torch.randn(33, 64).to(dtype)
+    tiles = packed(weight, WeightMemory())
+    assert tiles.shape == (2, 64 // (16 * wide), 2, 16, 16, wide)
+    for row, column in ((0, 0), (5, 17), (31, 63), (32, 40)):
+        deep, place = divmod(column, 16 * wide)
+        found = tiles[row // 32, deep, row % 32 // 16, place // wide, row % 16, place % wide]
+        assert found == weight[row, column]
+    assert tiles[1].count_nonzero() == weight[32].count_nonzero()
 
 
 def test_packed_weights_lie_one_behind_the_other() -> None:

@@ -1,0 +1,83 @@
+// What the layers are asked for: a model once, then a step at a time. The tables are those of model.py, by the same names; numbers lie
+// where Python has them, and stay there as long as the model is open.
+//
+// A step is a flat batch of tokens: spans of tokens that follow each other in their sequences, one span a sequence. Their keys and values
+// are written to KV blocks of 32 tokens, and all before them is read from there. A block has, of each layer, keys [kv_heads, 32, head_dim]
+// and values of the same shape, in the model's format.
+
+#pragma once
+
+#include <stdint.h>
+
+enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1 };  // formats of numbers
+
+// y = x·Wᵀ + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
+struct GaplessWeight {
+    const void* panels;
+    const float* bias;  // [outputs of whole panels]; null: none
+    int32_t outputs, depth;
+    int32_t format;  // the model's, so far
+};
+
+// Norms are [width] factors, and then the eps; null: there is none.
+struct GaplessLayer {
+    GaplessWeight qkv, output;
+    GaplessWeight up, down;  // up: in turn 16 outputs of the gate and 16 of what it gates
+    const float *attention_norm, *output_norm, *feed_forward_norm, *down_norm;
+    const float *q_norm, *k_norm;  // of each head
+    void *keys, *values;           // of the layer in block 0
+    float residual_scale;
+    int32_t window;  // tokens that one sees, with itself; 0: all before it
+    int32_t rotary;  // which of the model's; −1: none
+    int32_t gelu;    // its approximation by tanh, else SiLU
+};
+
+struct GaplessRotary {
+    const float *cos, *sin;  // [positions, head_dim / 2]
+};
+
+struct GaplessModel {
+    const GaplessLayer* layers;
+    const GaplessRotary* rotaries;
+    const void* embedding;  // [vocabulary, hidden] in the model's format; null: the head's panels are it
+    const float* norm;
+    GaplessWeight head;    // outputs: the vocabulary
+    int64_t block_stride;  // numbers from one KV block to the next
+    int32_t format;        // of what is multiplied, of keys and of values; sums and the residual stream are float32
+    int32_t num_layers, num_rotaries;
+    int32_t state_layer;  // after so many layers the hidden states are given; 0: they are not
+    int32_t hidden, query_heads, kv_heads, head_dim;
+    float attention_scale, embedding_scale, logit_scale;
+    float logit_softcap;  // 0: none
+};
+
+struct GaplessStep {
+    const int32_t* tokens;        // [rows] all spans, one after the other
+    const int32_t* past;          // [spans] tokens of the sequence before the span
+    const int32_t* begins;        // [spans + 1] of the spans among the rows
+    const int32_t* blocks;        // of all sequences, one after the other
+    const int32_t* block_begins;  // [spans + 1]
+    const int32_t* sampled;       // [num_sampled] rows whose logits are wanted
+    float* logits;                // [num_sampled, vocabulary]
+    float* states;                // [num_sampled, hidden] of the same rows; not written where the model gives none
+    int32_t num_spans, num_sampled;
+};
+
+struct GaplessLayers;  // an open model, with its threads and what a step leaves in memory for the next one
+
+extern "C" {
+
+// Copies the tables, not the numbers. `threads`: with the one that calls. Null where the format is not multiplied here.
+GaplessLayers* gapless_open(const GaplessModel* model, int32_t threads);
+
+// Returns when all is computed. One step at a time.
+void gapless_step(GaplessLayers* layers, const GaplessStep* step);
+
+void gapless_close(GaplessLayers* layers);
+
+// Into which cache of the processor weights are fetched, 1 or 2: fetch.py tries both.
+void gapless_fetch_into(int32_t cache);
+
+// sums [panels, rows, 32] = x [rows, depth] · panels, all in `format`.
+void gapless_multiply(const void* x, int32_t rows, int32_t depth, const void* panels, int32_t count, float* sums, int32_t format);
+}

@@ -1,0 +1,186 @@
+"""A described model as the library takes it: its weights packed, and the tables of `layers.h` that say where
+they lie.
+
+Owns the packed weights. Called by the torch engine at its start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from python_backends.engine.cpu.fetch import use_faster_cache
+from python_backends.engine.cpu.weight_memory import WeightMemory, packed, tiled
+from python_backends.engine.kv.kv_cache import KVCache
+from python_backends.engine.model.description import Activation, FeedForward, Layer, Linear, Model, Norm
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Weight(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int32),
+        ("depth", c_int32),
+        ("format", c_int32),
+    ]
+
+
+class LayerTable(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, Weight) for name in ("qkv", "output", "up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "output_norm", "feed_forward_norm", "down_norm")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "keys", "values")),
+        ("residual_scale", c_float),
+        *((name, c_int32) for name in ("window", "rotary", "gelu")),
+    ]
+
+
+class RotaryTable(ctypes.Structure):
+    _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p)]
+
+
+class ModelTable(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("layers", POINTER(LayerTable)),
+        ("rotaries", POINTER(RotaryTable)),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", Weight),
+        ("block_stride", c_int64),
+        *((name, c_int32) for name in ("format", "num_layers", "num_rotaries", "state_layer")),
+        *((name, c_int32) for name in ("hidden", "query_heads", "kv_heads", "head_dim")),
+        *((name, c_float) for name in ("attention_scale", "embedding_scale", "logit_scale", "logit_softcap")),
+    ]
+
+
+class StepTable(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("tokens", "past", "begins", "blocks", "block_begins", "sampled")),
+        *((name, c_void_p) for name in ("logits", "states")),
+        ("num_spans", c_int32),
+        ("num_sampled", c_int32),
+    ]
+
+
+class PackedModel:
+    """For sequences of up to `num_positions` tokens."""
+
+    def __init__(
+        self, model: Model, layers: Iterable[Layer], num_positions: int, state_layer: int = 0
+    ) -> None:
+        """`state_layer`: after so many layers the hidden states are given; 0: they are not."""
+        self.vocab_size, self.hidden = model.embedding.shape
+        self.state_layer = state_layer
+        self._memory = WeightMemory()
+        self._kept: list[Tensor] = []  # what the tables point to
+        self._format = FORMATS[model.embedding.dtype]
+        tables = [
+            [self._place(table.contiguous()) for table in each.tables(num_positions)]
+            for each in model.rotaries
+        ]
+        self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
+        head = self._packed(model.head)
+        rows = [self._layer(layer) for layer in layers]
+        self._layers = (LayerTable * len(rows))(*rows)
+        heads = model.heads
+        self._table = ModelTable(
+            layers=self._layers,
+            rotaries=self._rotaries,
+            embedding=None if model.is_tied else self._place(model.embedding),
+            norm=self._norm(model.norm),
+            head=head,
+            format=self._format,
+            num_layers=len(rows),
+            num_rotaries=len(tables),
+            state_layer=state_layer,
+            hidden=self.hidden,
+            query_heads=heads.num_query_heads,
+            kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            attention_scale=heads.scale,
+            embedding_scale=model.embedding_scale,
+            logit_scale=model.logit_scale,
+            logit_softcap=model.logit_softcap or 0.0,
+        )
+
+    def open(self, library: Path, cache: KVCache, threads: int) -> OpenModel:
+        """With keys and values in `cache`. `threads`: with the one that calls."""
+        shape = cache.shape
+        part = shape.num_kv_heads * shape.block_tokens * shape.head_dim  # numbers: keys of a layer in a block
+        self._table.block_stride = shape.num_layers * 2 * part
+        for index, layer in enumerate(self._layers):
+            layer.keys = cache.blocks.data_ptr() + index * 2 * part * shape.dtype.itemsize
+            layer.values = layer.keys + part * shape.dtype.itemsize
+        return OpenModel(library, self, self._table, threads)
+
+    def _layer(self, layer: Layer) -> LayerTable:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        assert isinstance(feed_forward, FeedForward)
+        return LayerTable(
+            qkv=self._packed(attention.qkv),
+            output=self._packed(attention.output),
+            up=self._packed(feed_forward.up, gated=True),
+            down=self._packed(feed_forward.down),
+            attention_norm=self._norm(layer.attention_norm),
+            output_norm=self._norm(layer.attention_output_norm),
+            feed_forward_norm=self._norm(layer.feed_forward_norm),
+            down_norm=self._norm(layer.feed_forward_output_norm),
+            q_norm=self._norm(attention.q_norm),
+            k_norm=self._norm(attention.k_norm),
+            residual_scale=layer.residual_scale,
+            window=attention.window or 0,
+            rotary=-1 if attention.rotary is None else attention.rotary,
+            gelu=feed_forward.activation == Activation.GELU_TANH,
+        )
+
+    def _packed(self, linear: Linear, gated: bool = False) -> Weight:
+        outputs, depth = linear.weight.shape
+        panels = self._place(packed(linear.weight, self._memory, gated))
+        bias = None if linear.bias is None else self._place(tiled(linear.bias.float(), gated).flatten())
+        return Weight(panels, bias, outputs, depth, self._format)
+
+    def _norm(self, norm: Norm | None) -> int | None:
+        """The factors [width], and then the eps."""
+        return (
+            None if norm is None else self._place(torch.cat([norm.weight.float(), torch.tensor([norm.eps])]))
+        )
+
+    def _place(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+class OpenModel:
+    """A packed model that the library computes, with threads of its own."""
+
+    def __init__(self, library: Path, model: PackedModel, table: ModelTable, threads: int) -> None:
+        self.model = model  # the library reads its numbers where they lie
+        use_faster_cache(library)
+        functions = ctypes.CDLL(str(library))
+        functions.gapless_open.restype = c_void_p
+        functions.gapless_step.argtypes = [c_void_p, POINTER(StepTable)]
+        functions.gapless_close.argtypes = [c_void_p]
+        self._step, self._close = functions.gapless_step, functions.gapless_close
+        self._open = functions.gapless_open(ctypes.byref(table), c_int32(threads))
+        assert self._open, "the library was not made for the model's type"
+
+    def compute(self, step: StepTable) -> None:
+        """Other threads of Python go on meanwhile."""
+        self._step(self._open, step)
+
+    def close(self) -> None:
+        """Ends the threads. Nothing is computed afterwards."""
+        if self._open:
+            self._close(self._open)
+            self._open = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,116 @@
+"""A step with the layers, from its plan to its tokens: inputs are filled, all is computed in one call, tokens
+are chosen and booked.
+
+Owns the times of the steps, and those that are not collected. Called by the torch engine in the thread that
+computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.engine.cpu.inputs import StepInputs
+from python_backends.engine.cpu.model import OpenModel
+from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
+from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
+from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.step_timer import StepTimer
+from python_backends.nouns.request import Finish, Floats
+from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the next step of the same run takes from a step."""
+
+    run: int
+    slots: Tensor  # [sampled]
+    rows: SamplingRows  # how its tokens were chosen
+    tokens: NDArray[np.int64]  # [sampled]
+
+
+class LayerSteps:
+    def __init__(self, state: SlotState, model: OpenModel) -> None:
+        self._state, self._model = state, model
+        packed = model.model
+        self._inputs = StepInputs(packed.vocab_size, packed.hidden if packed.state_layer else 0)
+        self._timer = StepTimer()
+        self._newest: Chosen | None = None
+        self._outputs: deque[StepOutput] = deque()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """Returns when the tokens of the step are booked."""
+        state, inputs = self._state, self._inputs
+        before = self._newest if self._newest is not None and self._newest.run == plan.run else None
+        state.apply(plan.operations)
+        if plan.operations:
+            inputs.forget_blocks()
+        inputs.fill(plan, state.table.numpy())
+        if before is None:
+            state.book_run()
+            slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
+            inputs.put_tokens(state.last_tokens[plan.slots[: plan.num_decodes]])
+        else:
+            slots = before.slots
+            inputs.put_tokens(before.tokens)
+        is_greedy = before is not None and before.rows is GREEDY
+        rows = GREEDY if is_greedy else state.sampling_rows(slots, plan)
+        self._timer.begin()
+        self._model.compute(inputs.table)
+        logits = inputs.logits
+        tokens = logits.argmax(-1) if rows is GREEDY else sample(torch.from_numpy(logits), rows).numpy()
+        times = self._timer.end(time.monotonic())()
+        self._newest = Chosen(plan.run, slots, rows, tokens)
+        appended, finishes, scores = self._book(self._newest, logits)
+        self._outputs.append(
+            StepOutput(
+                plan.number,
+                appended.astype(np.int32),
+                finishes.astype(np.uint8),
+                scores,
+                *times,
+                self._states(plan),
+            )
+        )
+
+    def collect(self) -> StepOutput:
+        return self._outputs.popleft()
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _book(
+        self, chosen: Chosen, logits: Floats
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], RowLogProbs | None]:
+        """Appends the tokens to their slots. Tokens and finishes [sampled], and log-probabilities."""
+        if chosen.rows is GREEDY:
+            tokens, finishes = self._state.append_plain(chosen.run, chosen.slots, chosen.tokens)
+            if not have_lesser(logits, chosen.tokens):
+                good = are_numbers(torch.from_numpy(logits)).numpy()
+                finishes = np.where(good, finishes, int(Finish.ERROR))
+            return tokens, finishes, None
+        seen, picked = torch.from_numpy(logits), torch.from_numpy(chosen.tokens)
+        scores = _scores(seen, picked, chosen.rows.asks)
+        result = fail_others(self._state.append(chosen.slots, picked), seen, picked, chosen.rows)
+        tokens, finishes = result.numpy()
+        return tokens, finishes, scores
+
+    def _states(self, plan: StepPlan) -> Floats | None:
+        """[prompts, hidden] of the chunks that sample: a copy, the next step is computed into the same
+        memory.
+        """
+        states = self._inputs.states[plan.num_decodes :]
+        return states.copy() if states.size else None
+
+
+def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:
+    return None if asks is None else row_log_probs(log_probs(logits, tokens, asks).numpy(), asks.host_rows)

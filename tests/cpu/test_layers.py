@@ -1,0 +1,510 @@
+"""The layers in C++: their results compared with torch's, and the engine with them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.engine.cpu import fetch, library
+from python_backends.engine.cpu.fetch import DEPTH, PIECE, ROWS
+from python_backends.engine.cpu.library import Kind
+from python_backends.engine.cpu.model import PackedModel, StepTable
+from python_backends.engine.cpu.served import BLOCK_TOKENS, PANEL
+from python_backends.engine.cpu.weight_memory import WeightMemory, packed
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache
+from python_backends.engine.model.description import (
+    Activation,
+    Attention,
+    FeedForward,
+    Heads,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    NormKind,
+    Rotary,
+)
+from python_backends.nouns.request import Floats
+from tests.support.emulated_tiles import compiled_with_emulated_tiles
+from tests.support.tiny_models import (
+    BFLOAT16_REGRET,
+    BY_LAYERS,
+    Serving,
+    TinyModel,
+    random_requests,
+)
+
+HIDDEN, GATED, VOCABULARY, POSITIONS = 160, 224, 256, 256
+ROTARY = Rotary(torch.tensor([1.0, 0.3, 0.1, 0.0]).repeat(8), 1.1)
+# of the spans of a step: tokens in KV blocks, tokens to compute, whether the last one is sampled
+SPANS = [
+    (40, 1, True),
+    (0, 1, True),
+    (31, 1, True),
+    (0, 70, False),
+    (33, 35, True),
+    (100, 5, True),
+    (95, 33, True),
+]
+
+wanted = pytest.mark.skipif(library.library() is None, reason="wants a C++ compiler, and AVX512")
+has_halves = Kind.VECTORS in library.kinds_here()
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
+    """Numbers that bfloat16 has; `of_type` gives them a type."""
+    weight = torch.randn(outputs, inputs) / inputs**0.5
+    return Linear(rounded(weight), rounded(torch.randn(outputs)) if bias else None)
+
+
+def of_type(linear: Linear, dtype: torch.dtype) -> Linear:
+    return Linear(linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+
+
+def random_norm(width: int = HIDDEN) -> Norm:
+    return Norm(NormKind.RMS, torch.rand(width) + 0.5, None, 1e-5)
+
+
+def random_layer(
+    heads: Heads,
+    *,
+    bias: bool = False,
+    norms: bool = False,
+    window: int | None = None,
+    turns: bool = True,
+    gelu: bool = False,
+    normed_before: bool = True,
+    normed_after: bool = False,
+    residual_scale: float = 1,
+) -> Layer:
+    """`norms`: of queries and keys; `normed_before` and `normed_after`: attention and feed-forward."""
+    attention = Attention(
+        random_linear(heads.query_width + 2 * heads.kv_width, HIDDEN, bias),
+        random_linear(HIDDEN, heads.query_width, bias),
+        random_norm(heads.head_dim) if norms else None,
+        random_norm(heads.head_dim) if norms else None,
+        0 if turns else None,
+        window,
+        None,
+    )
+    up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
+    feed_forward = FeedForward(up, down, Activation.GELU_TANH if gelu else Activation.SILU, gated=True)
+    return Layer(
+        attention,
+        feed_forward,
+        random_norm() if normed_before else None,
+        random_norm() if normed_after else None,
+        random_norm() if normed_before else None,
+        random_norm() if normed_after else None,
+        parallel=False,
+        residual_scale=residual_scale,
+    )
+
+
+def linear(x: Tensor, by: Linear) -> Tensor:
+    return functional.linear(x, by.weight.float(), None if by.bias is None else by.bias.float())
+
+
+def normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+
+
+class Random:
+    """A model with random weights, sequences whose tokens are partly in KV blocks, and what torch computes.
+    The tokens of SPANS are those of the vocabulary, one after the other.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, heads: Heads, layers: list[Layer], vocabulary: int = VOCABULARY
+    ) -> None:
+        self.dtype, self.heads, self.layers = dtype, heads, layers
+        self.norm, self.head = random_norm(), random_linear(vocabulary, HIDDEN, bias=False)
+        self.embedding = rounded(torch.randn(vocabulary, HIDDEN))
+        self.embedding_scale, self.logit_scale, self.logit_softcap = 1.0, 1.0, None
+        self.rotary = Rotary(ROTARY.frequencies[: heads.head_dim // 2], ROTARY.scale)
+        # of each layer and span, all that is in KV blocks: [2, kv_heads, tokens, dim]
+        self.past = [
+            [rounded(torch.randn(2, heads.num_kv_heads, past, heads.head_dim)) for past, _, _ in SPANS]
+            for _ in layers
+        ]
+        lengths = [tokens for _, tokens, _ in SPANS]
+        self.tokens = torch.arange(sum(lengths)).split(lengths)
+
+    def expected(self, span: int) -> Tensor:
+        """x [tokens, hidden] of a span after all layers, by torch, rounded where the layers round."""
+        x = self.embedding_scale * self.embedding[self.tokens[span]]
+        for index, layer in enumerate(self.layers):
+            scale, feed_forward = layer.residual_scale, layer.feed_forward
+            attended = linear(self._attended(x, span, index), layer.attention.output)
+            x = x + scale * normed(attended, layer.attention_output_norm)
+            gate, up = linear(self.rounded(normed(x, layer.feed_forward_norm)), feed_forward.up).chunk(2, -1)
+            is_silu = feed_forward.activation == Activation.SILU
+            gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
+            fed = linear(self.rounded(gate * up), feed_forward.down)
+            x = x + scale * normed(fed, layer.feed_forward_output_norm)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits = self.logit_scale * linear(self.rounded(normed(x, self.norm)), self.head)
+        cap = self.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype).float()
+
+    def described(self) -> Model:
+        """In its type."""
+        head, embedding = of_type(self.head, self.dtype), self.embedding.to(self.dtype)
+        if self.head.weight is self.embedding:
+            head = Linear(embedding, head.bias)
+        return Model(
+            self.heads,
+            (self.rotary,),
+            len(self.layers),
+            embedding,
+            self.embedding_scale,
+            self.norm,
+            head,
+            self.logit_scale,
+            self.logit_softcap,
+        )
+
+    def described_layers(self) -> Iterator[Layer]:
+        for layer in self.layers:
+            attention, fed = layer.attention, layer.feed_forward
+            assert isinstance(fed, FeedForward)
+            qkv, output, up, down = (
+                of_type(each, self.dtype) for each in (attention.qkv, attention.output, fed.up, fed.down)
+            )
+            yield replace(
+                layer,
+                attention=replace(attention, qkv=qkv, output=output),
+                feed_forward=replace(fed, up=up, down=down),
+            )
+
+    def _attended(self, x: Tensor, span: int, index: int) -> Tensor:
+        heads, attention, past = self.heads, self.layers[index].attention, SPANS[span][0]
+        qkv = self.rounded(linear(self.rounded(normed(x, self.layers[index].attention_norm)), attention.qkv))
+        q, k, v = (
+            part.unflatten(-1, (-1, heads.head_dim)).transpose(0, 1)
+            for part in qkv.split([heads.query_width, heads.kv_width, heads.kv_width], -1)
+        )
+        q = self.rounded(self._turned(normed(q, attention.q_norm), past, attention))
+        k = self.rounded(self._turned(normed(k, attention.k_norm), past, attention))
+        k, v = torch.cat([self.past[index][span], torch.stack([k, v])], 2).repeat_interleave(heads.group, 1)
+        distance = past + torch.arange(len(x))[:, None] - torch.arange(k.shape[1])
+        is_seen = (distance >= 0) & (distance < (attention.window or k.shape[1]))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_seen, scale=heads.scale)
+        return self.rounded(attended.transpose(0, 1).flatten(1))
+
+    def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
+        if attention.rotary is None:
+            return x
+        cos, sin = (table[past : past + x.shape[1]] for table in self.rotary.tables(POSITIONS))
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Computed:
+    """A model by the layers: the logits of all rows or of the sampled ones, and their hidden states."""
+
+    def __init__(self, path: Path, model: Random, *, state_layer: int = 0, threads: int = 2) -> None:
+        self._model = model
+        heads = model.heads
+        shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
+        self._cache = KVCache(shape, 32, torch.device("cpu"))
+        described = PackedModel(model.described(), model.described_layers(), POSITIONS, state_layer)
+        self._open = described.open(path, self._cache, threads)
+        self.states: Floats = np.zeros((0, HIDDEN), np.float32)
+
+    def __call__(self, spans: list[int], sampled_alone: bool = False) -> Tensor:
+        """[rows, vocabulary] of the spans of SPANS. Where a KV block holds no token, it holds no numbers."""
+        past, tokens = ([SPANS[span][part] for span in spans] for part in (0, 1))
+        counts = [-(-(SPANS[span][0] + SPANS[span][1]) // BLOCK_TOKENS) for span in spans]
+        ends = np.cumsum(tokens)
+        blocks = torch.randperm(sum(counts) + 3)[: sum(counts)]
+        self._fill(spans, blocks.split(counts))
+        sampled = [end - 1 for end, span in zip(ends, spans, strict=True) if SPANS[span][2]]
+        arrays = {
+            "tokens": torch.cat([self._model.tokens[span] for span in spans]).numpy(),
+            "past": past,
+            "begins": [0, *ends],
+            "blocks": blocks.numpy(),
+            "block_begins": [0, *np.cumsum(counts)],
+            "sampled": sampled if sampled_alone else np.arange(ends[-1]),
+        }
+        given = {name: np.array(values, np.int32) for name, values in arrays.items()}
+        num_sampled = len(given["sampled"])
+        logits = np.full((num_sampled, len(self._model.head.weight)), np.nan, np.float32)
+        self.states = np.full((num_sampled, HIDDEN), np.nan, np.float32)
+        table = StepTable(num_spans=len(spans), num_sampled=num_sampled)
+        for name, values in {**given, "logits": logits, "states": self.states}.items():
+            setattr(table, name, values.ctypes.data)
+        self._open.compute(table)
+        return torch.from_numpy(logits)
+
+    def _fill(self, spans: list[int], of_span: tuple[Tensor, ...]) -> None:
+        self._cache.blocks.fill_(float("nan"))
+        for span, its_blocks in zip(spans, of_span, strict=True):
+            for index in range(len(self._model.layers)):
+                kept = self._model.past[index][span]
+                for place, block in enumerate(its_blocks):
+                    tokens = kept[:, :, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
+                    self._cache.blocks[block, index, :, :, : tokens.shape[2]] = tokens.to(self._model.dtype)
+
+
+# what multiplies, by which type
+MADE: list[tuple[str, torch.dtype]] = [
+    *((kind, torch.float32) for kind in library.kinds_here()),
+    *((kind, torch.bfloat16) for kind in library.kinds_here() if kind != Kind.FLOATS),
+    *([("emulated tiles", torch.bfloat16)] if has_halves else []),
+]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_with_emulated_tiles(tmp_path_factory.mktemp("tiles"))
+
+
+class Made:
+    """A library and a type that it multiplies."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self.path, self.dtype = path, dtype
+
+    def model(self, name: str, *layers: dict[str, Any], vocabulary: int = VOCABULARY) -> Random:
+        heads = HEADS[name]
+        return Random(self.dtype, heads, [random_layer(heads, **options) for options in layers], vocabulary)
+
+    def computed(self, model: Random, **options: Any) -> Computed:
+        return Computed(self.path, model, **options)
+
+    def check(self, got: Tensor, expected: Tensor, least: float = 1.0) -> None:
+        """`least`: the greatest number that there is, where it is more than 1."""
+        exact = self.dtype == torch.float32
+        torch.testing.assert_close(
+            got, expected, rtol=1e-4 if exact else 2**-6, atol=least * (2e-4 if exact else 0.1)
+        )
+
+
+@pytest.fixture(params=MADE, ids=lambda made: f"{made[0]}, {made[1]}")
+def made_here(request: pytest.FixtureRequest) -> Made:
+    """For everything that this processor can multiply with, and for tiles whether it has them or not."""
+    kind, dtype = request.param
+    path = library.compiled(kind) if isinstance(kind, Kind) else request.getfixturevalue("emulated")
+    return Made(path, dtype)
+
+
+ALL = list(range(len(SPANS)))
+HEADS = {
+    "grouped": Heads(4, 2, 32, 32**-0.5),
+    "padded": Heads(6, 2, 16, 0.3),  # a head is half of what is multiplied at once
+    "odd": Heads(2, 1, 48, 48**-0.5),
+    "wide": Heads(8, 8, 64, 0.1),
+    "one of many": Heads(32, 1, 32, 0.2),
+}
+
+
+# alone with the usual heads, and several at once with each kind of heads
+ALONE: list[dict[str, Any]] = [
+    {"bias": True},
+    {"norms": True},
+    {"window": 20},
+    {"window": 64},
+    {"turns": False},
+    {"gelu": True},
+    {"normed_after": True, "residual_scale": 0.3},
+    {"normed_after": True, "normed_before": False, "gelu": True},
+]
+TOGETHER: list[dict[str, Any]] = [
+    {},
+    {"bias": True, "norms": True, "window": 20},
+    {"turns": False, "window": 64, "gelu": True, "normed_after": True},
+]
+
+
+def expected_logits(model: Random) -> Tensor:
+    """Of all rows."""
+    return model.logits(torch.cat([model.expected(span) for span in ALL]))
+
+
+@wanted
+@pytest.mark.parametrize(
+    ("name", "options"), [*product(["grouped"], ALONE), *product(HEADS, TOGETHER)], ids=str
+)
+def test_they_compute_what_torch_computes(made_here: Made, name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    model = made_here.model(name, options)
+    made_here.check(made_here.computed(model)(ALL), expected_logits(model))
+
+
+@wanted
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 13])
+@pytest.mark.parametrize("tied", [True, False])
+def test_embedding_and_head_are_scaled_capped_and_may_be_one(
+    made_here: Made, tied: bool, vocabulary: int
+) -> None:
+    torch.manual_seed(6)
+    model = made_here.model("grouped", {}, vocabulary=vocabulary)
+    model.embedding_scale, model.logit_scale, model.logit_softcap = 1.5, 0.5, 2.0
+    model.head = Linear(model.embedding if tied else model.head.weight, rounded(torch.randn(vocabulary)))
+    made_here.check(made_here.computed(model)(ALL), expected_logits(model))
+
+
+@wanted
+def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None:
+    torch.manual_seed(2)
+    model = made_here.model("grouped", {}, {"window": 32}, {})
+    rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
+    got = made_here.computed(model)(ALL, sampled_alone=True)
+    made_here.check(got, model.logits(torch.stack(rows)))
+
+
+@wanted
+def test_a_step_that_samples_nothing_leaves_the_keys_for_the_next_one(made_here: Made) -> None:
+    torch.manual_seed(2)
+    compute = made_here.computed(made_here.model("grouped", {}, {}))
+    assert compute([3], sampled_alone=True).shape == (0, VOCABULARY)
+    written = compute._cache.blocks.isfinite().sum(dim=(0, 3, 4, 5))
+    assert (written == 70 * 2 * 32).all(), "of each layer, keys and values of 70 tokens in two heads of 32"
+
+
+@wanted
+def test_the_sampled_rows_have_the_hidden_states_of_the_layers_asked_for(made_here: Made) -> None:
+    torch.manual_seed(2)
+    model = made_here.model("grouped", {}, {"window": 32}, {})
+    whole, without = (made_here.computed(model, state_layer=layer) for layer in (2, 0))
+    logits = [compute(ALL, sampled_alone=True) for compute in (whole, without)]
+    assert torch.equal(*logits), "the logits are what they are without them"
+    model.layers = model.layers[:2]
+    rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
+    made_here.check(torch.from_numpy(whole.states), torch.stack(rows))
+
+
+@wanted
+def test_a_row_is_the_same_to_the_last_bit_in_any_company(made_here: Made) -> None:
+    torch.manual_seed(3)
+    model = made_here.model("grouped", {"bias": True}, {"window": 20})
+    computes = [made_here.computed(model, threads=threads) for threads in (1, 3)]
+    together = computes[0](ALL)
+    ends = np.cumsum([0, *(tokens for _, tokens, _ in SPANS)])
+    for span, (begin, end) in enumerate(pairwise(ends)):
+        for compute in computes:
+            assert torch.equal(compute([span]), together[begin:end])
+
+
+@wanted
+def test_results_do_not_depend_on_the_cache_that_weights_are_fetched_into(made_here: Made) -> None:
+    torch.manual_seed(6)
+    compute = made_here.computed(made_here.model("grouped", {}))
+    logits = []
+    for cache in fetch.CACHES:
+        ctypes.CDLL(str(made_here.path)).gapless_fetch_into(cache)
+        torch.manual_seed(7)
+        logits.append(compute(ALL))
+    assert torch.equal(*logits)
+
+
+@wanted
+def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers() -> None:
+    torch.manual_seed(8)
+    path = library.library()
+    assert path is not None
+    x, weight = torch.randn(ROWS, DEPTH), torch.randn(PIECE * PANEL, DEPTH)
+    trial = fetch.Trial(path)
+    trial.x.copy_(x)
+    trial.weights[1].copy_(packed(weight, WeightMemory()).view(PIECE, -1))
+    assert trial.multiply(1, 1) > 0
+    sums = trial.sums.transpose(0, 1).reshape(ROWS, -1)
+    torch.testing.assert_close(sums, x @ weight.T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("faster", fetch.CACHES)
+def test_weights_are_fetched_into_the_cache_with_which_products_are_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, faster: int
+) -> None:
+    used: list[int] = []
+
+    class Trial:
+        def __init__(self, path: Path) -> None:
+            self.fetch_into = used.append
+
+        def multiply(self, number: int, piece: int) -> float:
+            return 0.001 if number == faster or piece in (4, 5) else 0.002
+
+    monkeypatch.setattr(fetch, "Trial", Trial)
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        fetch.use_faster_cache(Path(f"faster with {faster}"))
+        fetch.use_faster_cache(Path(f"faster with {faster}"))
+    assert used == [faster], "it is tried once in a process"
+    assert f"into cache {faster} of the processor: 1.00 ms instead of 2.00" in caplog.text
+
+
+@wanted
+@pytest.mark.parametrize("factor", [64, 2.0**50], ids=["some hundred", "their cubes are infinite"])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates_far_from_zero_stay_numbers(made_here: Made, gelu: bool, factor: float) -> None:
+    torch.manual_seed(4)
+    model = made_here.model("grouped", {"gelu": gelu})
+    model.layers[0].feed_forward.up.weight.mul_(factor)
+    expected = expected_logits(model)
+    made_here.check(made_here.computed(model)(ALL), expected, float(expected.abs().max()))
+
+
+@wanted
+def test_scores_far_from_zero_stay_numbers(made_here: Made) -> None:
+    torch.manual_seed(5)
+    model = made_here.model("grouped", {})
+    model.heads = replace(model.heads, scale=40.0)  # one token has nearly all of the attention
+    assert torch.isfinite(made_here.computed(model)(ALL)).all()
+
+
+# --- the engine
+
+
+@pytest.mark.parametrize("name", sorted(BY_LAYERS))
+@wanted
+@pytest.mark.skipif(not has_halves, reason="wants AVX512_BF16")
+def test_tokens_in_bfloat16_are_nearly_as_good_as_those_of_float32(
+    tiny: Callable[[str], TinyModel], name: str
+) -> None:
+    model, requests = tiny(name), random_requests(24, seed=8)
+    engine = model.layers_engine(dtype="bfloat16", slots=8)
+    answers = Serving(engine).run(requests)
+    model.check_rounding("bfloat16, layers in C++", requests, answers, BFLOAT16_REGRET)
+
+
+@wanted
+def test_steps_have_no_rows_of_padding(one: TinyModel) -> None:
+    """The same tokens as with one slot, whatever the number of rows and of threads."""
+    requests = random_requests(11, seed=12, max_tokens=20)
+    many, alone = (
+        Serving(one.layers_engine(slots=slots, threads=threads), token_budget=1000)
+        for slots, threads in ((11, 3), (1, 1))
+    )
+    assert many.run(requests) == alone.run(requests)
+
+
+@wanted
+def test_the_engine_says_why_it_has_no_layers(
+    tiny: Callable[[str], TinyModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        engine = tiny("gpt_neox").engine(block_tokens=32)
+    assert "no layers of ours: they don't compute parallel halves" in caplog.text
+    assert not engine.has_layers
