@@ -172,9 +172,9 @@ def trusted_owners() -> set[int]:
 
 
 def _digest(kind: Kind) -> str:
-    headers = [path.read_text() for path in sorted(FOLDER.glob("*.h"))]
-    made_from = [SOURCE.read_text(), *headers, *FLAGS[kind]]
-    return hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
+    sources = [SOURCE.read_bytes(), *(path.read_bytes() for path in sorted(FOLDER.glob("*.h")))]
+    made_from = b"\n".join([*sources, *map(str.encode, FLAGS[kind])])
+    return hashlib.sha256(made_from).hexdigest()[:16]
 
 
 def _tiles_are_allowed() -> bool:
