@@ -119,6 +119,7 @@ class TorchEngine:
             self._launcher.fix_shapes(Graphs(self.device) if captures else None, settings.engine.token_budget)
         if memory is not None:
             self._try_largest_steps(settings.engine.token_budget)
+        if self.device.type == "cuda":
             self._launcher.timer = cuda_timer(self.device)
         self._show_blocks(shape)
 
