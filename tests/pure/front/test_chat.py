@@ -396,7 +396,6 @@ def test_a_silent_stream_shows_that_it_lives(
     monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
     ensemble.pause_s = 0.35
     events = lines_of(front, messages=MESSAGES)
-    assert 2 <= events.count(": still here") <= 3
     assert events[0] == ": still here"
 
 
