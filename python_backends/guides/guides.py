@@ -22,8 +22,9 @@ from python_backends.guides.errors import GuideError
 from python_backends.guides.matcher import Matcher
 from python_backends.guides.vocabulary import Vocabulary
 
-# read when the first error comes: with it, each of a thousand grammars within another adds one to a message
-os.environ["RUST_LIB_BACKTRACE"] = "0"
+# read when the first error comes: with it, each of a thousand grammars within another adds one to a message;
+# one that is set stays, because a title of the process needs the first variable where it was
+os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 Compiled = LLMatcher  # of which each answer gets a copy
 

@@ -24,6 +24,8 @@ def read_grammar(values: Mapping[str, Any], guides: Guides) -> str:
     kind, guide = values[KIND], values[GUIDE]
     if not kind and not guide:
         return ""
+    if not kind:
+        raise RefusedError(f"{GUIDE} = {shown(guide)}: {KIND} is missing, which says what it is")
     if kind not in TYPES:
         raise RefusedError(f"{KIND} = {shown(kind)}: must be one of {', '.join(TYPES)}")
     for name in AGAINST_GUIDES:
