@@ -39,8 +39,8 @@ NUMBERS = {
     "num_blocks": Shown(("gapless_kv_blocks_total",), in_status="blocks"),
     "num_retained_blocks": Shown(("gapless_kv_blocks_retained",)),
     "num_borrowed_blocks": Shown(("gapless_finetuning_lent_blocks",)),
-    "peak_blocks": Shown(("gapless_admission_peak_blocks",)),
-    "num_evictions": Shown(("gapless_evictions",)),
+    "peak_blocks": Shown(("gapless_admission_peak_blocks",), in_status="peak_blocks"),
+    "num_evictions": Shown(("gapless_evictions",), in_status="evictions"),
     "num_adapters": Shown(("gapless_adapters_loaded",)),
     "step_s": Shown((), "gapless_instance_step_seconds", "step_s"),
 }

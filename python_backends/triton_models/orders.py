@@ -6,21 +6,17 @@ Called by the streams thread alone.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from python_backends.cluster.cluster import Cluster
 from python_backends.nouns.order import AUTO, Order, Progress, RefusedOrderError, next_answer
-from python_backends.nouns.request import Finish
 from python_backends.settings import ClusterSettings
-from python_backends.streams.forecast import Forecast
-from python_backends.streams.stream import Stream
 from python_backends.streams.table import SERVER_ENDS, StreamTable
 from python_backends.triton_models.instance_watch import InstanceWatch
+from python_backends.triton_models.status import Status
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.control import Asked, ControlEnd
 
 CHECK_EVERY_S = 0.1  # how far an order is
-MOST_REQUESTS = 50  # that the status names
 
 
 class Orders:
@@ -33,7 +29,8 @@ class Orders:
         self._table = table
         self._instances = instances
         self._loads = instances.loads
-        self._metrics = metrics
+        policy = settings.policy if instances.cluster is not None else ""
+        self._status = Status(table, instances.loads, metrics, policy)
         self._open: list[tuple[Asked, Progress]] = []
         self._check_at_s = 0.0
 
@@ -55,7 +52,7 @@ class Orders:
 
     def _carry_out(self, order: Order) -> Progress:
         if order.what == "status":
-            return self._status(order.client_id)
+            return self._status.of(order.client_id)
         if order.what == "close":
             return (yield from self._close())
         cluster, number = self._instances.cluster, order.instance
@@ -117,44 +114,3 @@ class Orders:
             if not len(self._table):
                 return ""
             yield f"{len(self._table)} requests are open"
-
-    def _status(self, client_id: str) -> dict[str, Any]:
-        reasons = self._loads.wait_reasons
-        instances = [self._loads.status_of(number) for number in sorted(self._loads.wanted)]
-        outcomes = self._metrics.sums("gapless_requests_total", "outcome")
-        num_ended = sum(outcomes.get(finish.reason, 0) for finish in (Finish.STOP, Finish.LENGTH))
-        num_generated = self._metrics.counters["gapless_generated_tokens_total", ()]
-        forecast = Forecast(
-            self._table.streams,
-            self._loads.num_slots,
-            max((each["step_s"] for each in instances), default=0.0),
-            num_generated / num_ended if num_ended else 0.0,
-        )
-        streams = [stream for stream in self._table.streams if client_id in ("", stream.request.client_id)]
-        return {
-            "policy": self._settings.policy if self._instances.cluster is not None else "",
-            "ready": any(each["state"] == "ready" for each in instances),
-            "open": len(self._table),
-            "waiting": {reason: count for reason, count in self._table.waiting(reasons).items() if count},
-            "drain_s": round(forecast.drain_s(), 3),
-            "instances": instances,
-            "migrations": self._metrics.sums("gapless_migrations_total", "outcome"),
-            "requests": self._requests(streams[:MOST_REQUESTS], forecast),  # those that came first
-        }
-
-    def _requests(self, streams: list[Stream], forecast: Forecast) -> list[dict[str, Any]]:
-        reasons, now_ns, places = self._loads.wait_reasons, time.monotonic_ns(), forecast.places()
-        return [
-            {
-                "request": stream.request_id,
-                "id": stream.request.client_id,
-                "instance": stream.instance,
-                "prompt_tokens": len(stream.request.prompt),
-                "tokens": len(stream.tokens),
-                "predicted_tokens": round(forecast.length(stream)),
-                "age_s": round((now_ns - stream.request.arrival_ns) / 1e9, 1),
-                "waits_for": self._table.submissions.wait_reason(stream, reasons) or "",
-                "place": places.get(stream.request_id, 0),  # 0: it has a slot
-            }
-            for stream in streams
-        ]

@@ -18,8 +18,10 @@ from benchmarks.policies import setting_of
 from commands import control
 from commands.control import arguments
 from python_backends.launcher import run_directories
+from python_backends.nouns.instance_load import InstanceLoad
+from python_backends.nouns.load import Load, TrainingLoad
 from python_backends.nouns.order import Order, RefusedOrderError
-from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling
 from python_backends.nouns.step import Started, Tokens
 from python_backends.triton_models import orders
 from python_backends.triton_models.orders import Orders
@@ -28,7 +30,7 @@ from python_backends.watching.cluster_state import ClusterState
 from python_backends.wires import control as wire
 from python_backends.wires.control import ControlEnd, ask
 from python_backends.wires.run_directory import CONTROL
-from tests.pure.triton_models.test_instance_watch import Watch
+from tests.pure.triton_models.test_instance_watch import LIMITS, Watch
 from tests.support.server.serving import wait_for
 
 
@@ -212,6 +214,50 @@ def test_the_status_says_what_waits_and_why(server: Server, capsys: pytest.Captu
     assert ask(server.directory, Order("status", client_id="nobody's"))["requests"] == []
     assert control.main(["--run-directory", str(server.directory), "requests"]) == 0
     assert capsys.readouterr().out.splitlines()[2].endswith("step")
+
+
+def test_the_status_says_how_far_answers_are_and_between_which_lengths_they_are_expected_to_end(
+    server: Server,
+) -> None:
+    quantiles = np.array([2, 3, 4, 5, 8, 9], np.float32)
+    for number in (1, 2, 3):
+        server.accept(number)
+    server.start(1)
+    server.start(2)
+    with server._lock:
+        one, none = np.array([1]), np.zeros(1, np.int32)
+        server.table.tokens(Tokens(one, none, none, none, np.zeros(1, np.uint8)))
+        server.table.predicted(1, LengthPrediction(4.4, quantiles))
+    first, second, third = ask(server.directory, Order("status"))["requests"]
+    assert [each["phase"] for each in (first, second, third)] == ["decode", "prompt", "waits"]
+    assert (first["tokens"], first["predicted_tokens"], first["predicted_range"]) == (1, 4, [2, 8])
+    assert (second["predicted_range"], second["max_tokens"]) == (None, 10)
+    assert first["life"] == 0
+    with server._lock:
+        server.table.instance_lost(first["instance"])
+        server.table.outbox()
+    again = ask(server.directory, Order("status"))["requests"][0]
+    assert (again["phase"], again["life"], again["tokens"]) == ("waits", 1, 1)
+
+
+def test_the_status_counts_tokens_gaps_late_tokens_and_training(server: Server) -> None:
+    before = ask(server.directory, Order("status"))
+    assert (before["generated_tokens"], before["training"]) == (0, None)
+    assert len(before["gaps"]["counts"]) == len(before["gaps"]["bounds_s"]) + 1
+    server.accept(1)
+    server.start(1)
+    counts = (1, *[0] * len(before["gaps"]["bounds_s"]))
+    training = TrainingLoad(tokens=64, steps=1, loss=2.5, jobs=(1, 1, 0, 0, 0))
+    said = Load(num_slots=4, num_blocks=100, gap_counts=counts, late_tokens=(2,), training=training)
+    with server._lock:
+        server.hear(InstanceLoad(0, LIMITS, said))
+        server.answer(1)
+    after = ask(server.directory, Order("status"))
+    assert after["generated_tokens"] == 1
+    assert after["gaps"]["counts"][0] == 1
+    assert after["late_tokens"]["decode"] == 2
+    jobs = {"queued": 1, "running": 1}
+    assert after["training"] == {"steps": 1, "tokens": 64, "loss": 2.5, "jobs": jobs}
 
 
 def test_one_instance_has_a_status_and_takes_no_order(
