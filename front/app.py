@@ -24,6 +24,8 @@ from front.errors import ProblemError, json_response
 from front.failures import HANDLERS, failure
 from front.health import Health
 from front.keys import Keys, key_in
+from front.live.page import is_wanted, page
+from front.live.routes import Live
 from front.metrics import FrontMetrics
 from front.metrics_page import CONTENT_TYPE, Page
 from front.model import Model
@@ -81,6 +83,7 @@ class App:
             Route("/tokenize", self._apart(tokenizing.tokenize), methods=["POST"]),
             Route("/detokenize", self._apart(tokenizing.detokenize), methods=["POST"]),
             Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
+            *Live(self._queue, self._bodies, model.board, settings.front.demo).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -93,16 +96,20 @@ class App:
             await self._outermost(scope, receive, send)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in OPEN and not self._keys.allow(key_in(Headers(scope=scope))):
+        headers = Headers(scope=scope)
+        is_open = scope["path"] in OPEN or is_wanted(scope["method"], scope["path"], headers)
+        if not is_open and not self._keys.allow(key_in(headers)):
             said = "no key, or an unknown one: send Authorization: Bearer KEY, or x-api-key: KEY"
             problem = ProblemError(401, said, "invalid_api_key")
             await failure(problem, scope["path"])(scope, receive, send)
             return
         await self._routes(scope, receive, send)
 
-    async def _root(self, _request: Request) -> Response:
-        """Clients ask for it to find out whether there is a server."""
-        return json_response({"model": self._model.name})
+    async def _root(self, request: Request) -> Response:
+        """The page for browsers; clients ask for it to find out whether there is a server."""
+        if is_wanted(request.method, request.url.path, request.headers):
+            return page()
+        return json_response({"model": self._model.name}, headers={"vary": "accept"})
 
     async def _health(self, _request: Request) -> Response:
         healthy = self.health.is_healthy()

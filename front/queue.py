@@ -31,6 +31,10 @@ class Queue:
                 self._asked_s = time.monotonic()
             return self._status
 
+    async def now(self) -> dict[str, Any]:
+        """Returns the status of this moment; empty if there is none to be had."""
+        return await self._ask(Order("status"))
+
     async def retry_after_s(self) -> int:
         """Returns in how many seconds the queue is expected to be drained, between LEAST_S and MOST_S."""
         drain_s: float = (await self.status()).get("drain_s", 0.0)

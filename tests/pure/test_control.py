@@ -17,6 +17,7 @@ import pytest
 from benchmarks.policies import setting_of
 from commands import control
 from commands.control import arguments
+from front.live.snapshot import Snapshots
 from python_backends.launcher import run_directories
 from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.load import Load, TrainingLoad
@@ -32,6 +33,7 @@ from python_backends.wires.control import ControlEnd, ask
 from python_backends.wires.run_directory import CONTROL
 from tests.pure.triton_models.test_instance_watch import LIMITS, Watch
 from tests.support.server.serving import wait_for
+from tests.support.status import instance, request, status
 
 
 @pytest.mark.parametrize(
@@ -205,12 +207,12 @@ def test_the_status_says_what_waits_and_why(server: Server, capsys: pytest.Captu
     server.accept(1)
     server.accept(2)
     server.start(1)
-    status = ask(server.directory, Order("status"))
-    assert (status["ready"], status["open"], status["waiting"]) == (True, 2, {"step": 1})
-    assert [each["waits_for"] for each in status["requests"]] == ["", "step"]
-    assert [each["place"] for each in status["requests"]] == [0, 1]
-    assert all(each["predicted_tokens"] > 0 for each in status["requests"])
-    assert status["drain_s"] >= 0
+    said = ask(server.directory, Order("status"))
+    assert (said["ready"], said["open"], said["waiting"]) == (True, 2, {"step": 1})
+    assert [each["waits_for"] for each in said["requests"]] == ["", "step"]
+    assert [each["place"] for each in said["requests"]] == [0, 1]
+    assert all(each["predicted_tokens"] > 0 for each in said["requests"])
+    assert said["drain_s"] >= 0
     assert ask(server.directory, Order("status", client_id="nobody's"))["requests"] == []
     assert control.main(["--run-directory", str(server.directory), "requests"]) == 0
     assert capsys.readouterr().out.splitlines()[2].endswith("step")
@@ -258,6 +260,20 @@ def test_the_status_counts_tokens_gaps_late_tokens_and_training(server: Server) 
     assert after["late_tokens"]["decode"] == 2
     jobs = {"queued": 1, "running": 1}
     assert after["training"] == {"steps": 1, "tokens": 64, "loss": 2.5, "jobs": jobs}
+
+
+def test_the_page_reads_this_status(server: Server) -> None:
+    """Statuses of the tests of the front have the fields that the scheduler model's has."""
+    for number in (1, 2):
+        server.accept(number)
+    server.start(1)
+    said = ask(server.directory, Order("status"))
+    assert said.keys() == status().keys()
+    assert said["requests"][0].keys() == request(1).keys()
+    assert said["instances"][0].keys() == instance().keys()
+    snapshot = Snapshots().next(said, {})
+    assert [each["request"] for each in snapshot.rows] == [1]
+    assert [each["waits_for"] for each in snapshot.waiting] == ["step"]
 
 
 def test_one_instance_has_a_status_and_takes_no_order(

@@ -133,13 +133,15 @@ def _add(made: Any, name: str, dtype: str, shape: list[int], values: Sequence[An
 class Front:
     """A front over a stand-in ensemble, until it is closed."""
 
-    def __init__(self, ensemble: Ensemble, model: Path, run_directory: Path, keys: Keys) -> None:
+    def __init__(
+        self, ensemble: Ensemble, model: Path, run_directory: Path, keys: Keys, demo: bool = False
+    ) -> None:
         self._grpc = grpc.server(futures.ThreadPoolExecutor(16))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, self._grpc)
         port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
         settings = Settings(
-            model=ModelSettings(directory=str(model)), front=FrontSettings(allowed_origins=ORIGIN)
+            model=ModelSettings(directory=str(model)), front=FrontSettings(allowed_origins=ORIGIN, demo=demo)
         )
         self.board = Board()
         self.model = Model(settings, self.board)

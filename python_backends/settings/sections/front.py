@@ -44,3 +44,7 @@ class FrontSettings:
         True,
         "true: /metrics has its numbers under the names of vLLM, too, which dashboards and gateways read",
     )
+    demo: bool = setting(
+        False,
+        "true: the page at / has a button that kills an instance, to show that answers go on (docs/page.md)",
+    )
