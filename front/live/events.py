@@ -71,7 +71,7 @@ def _requests(before: Status, now: Status) -> Iterator[News]:
             continue
         if 0 <= old["instance"] != each["instance"]:
             moved[old["instance"], each["instance"]] += 1
-        elif old["instance"] < 0 and old["life"]:  # it was taken from an instance that is lost
+        elif old["instance"] < 0 and old["life"] and old["tokens"]:  # its instance was lost
             again[each["instance"]] += 1
     for (source, destination), count in moved.items():
         yield "move", f"{_answers(count)} moved from instance {source} to {destination}"

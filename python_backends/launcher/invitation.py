@@ -11,12 +11,15 @@ from python_backends.settings import ROOT, ServerSettings
 QUESTION = "What is the capital of France?"
 
 
-def invitation(server: ServerSettings, front_port: int = 0) -> str:
+def invitation(server: ServerSettings, front_port: int = 0, is_https: bool = False) -> str:
+    """`front_port`: of OpenAI's interface and the page; 0: there is none. `is_https`: how to ask there."""
     host = in_url(ip_of(server.address))
     url = f"http://{host}:{server.http_port}/v2/models/ensemble/generate_stream"
     messages = rf'"messages": "[{{\"role\": \"user\", \"content\": \"{QUESTION}\"}}]"'
     ports = f"HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}"
+    page = ""
     if front_port:
+        page = f"In a browser: http{'s' if is_https else ''}://{host}:{front_port}/\n\n"
         ports = f"OpenAI's interface {front_port} (/v1), {ports}"
     python = Path(sys.executable)
     if python.is_relative_to(ROOT):
@@ -33,5 +36,5 @@ Try it in another terminal:
 
   make chat{"" if server.grpc_port == 8001 and not elsewhere else f" URL='{host}:{server.grpc_port}'"}
 
-Ctrl-C ends it.
+{page}Ctrl-C ends it.
 """

@@ -106,7 +106,9 @@ class Supervisor:
             return False
         log.info("ready after %.1f s", time.monotonic() - started_s)
         with contextlib.suppress(OSError, ValueError):  # its reader has gone
-            print(invitation(self._settings.server, self._settings.front.port), flush=True)
+            front = self._settings.front
+            text = invitation(self._settings.server, front.port, bool(front.tls_certificate))
+            print(text, flush=True)
         return True
 
     def _watch(self) -> None:

@@ -49,3 +49,9 @@ def test_commands_name_an_address_that_is_not_the_usual_one(address: str) -> Non
 def test_it_names_the_port_of_openais_interface_if_there_is_one() -> None:
     assert "OpenAI's interface 9000" in invitation(ServerSettings(), 9000)
     assert "OpenAI" not in invitation(ServerSettings(), 0)
+
+
+def test_it_names_the_page_if_there_is_one() -> None:
+    assert "In a browser: http://127.0.0.1:9000/\n" in invitation(ServerSettings(), 9000)
+    assert "In a browser: https://[::1]:9000/\n" in invitation(ServerSettings(address="::1"), 9000, True)
+    assert "browser" not in invitation(ServerSettings(), 0)

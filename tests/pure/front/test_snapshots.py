@@ -106,8 +106,9 @@ def test_a_crash_is_told_as_it_goes_on() -> None:
     assert texts(back, back) == []
 
 
-def test_a_new_request_that_gets_its_instance_is_no_event() -> None:
-    assert texts(status(waiting(1, instance=NOWHERE)), status(request(1))) == []
+@pytest.mark.parametrize("life", [0, 1])
+def test_a_request_without_a_token_that_gets_an_instance_is_no_event(life: int) -> None:
+    assert texts(status(waiting(1, instance=NOWHERE, life=life)), status(request(1, life=life))) == []
 
 
 def test_moves_and_evictions_are_told() -> None:

@@ -1,0 +1,90 @@
+"""What the page reads of a real server: a row that follows its answer, why a request waits, a kill by the
+button, and an answer that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.support.server.serving import Gapless, wait_for
+from tests.support.server.toy_model import write_toy_model
+from tests.support.toy_engine import toy_settings
+
+CHAT = "/v1/chat/completions"
+LONG = {
+    "messages": [{"role": "user", "content": "go on"}],
+    "max_tokens": 500,
+    "min_tokens": 500,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
+    """One slot; 10 ms a step: an answer takes five seconds."""
+    model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
+    slots = {"engine.slots": 1, "streams.dead_after_s": 3, "front.demo": "true"}
+    made = Gapless(**{**toy_settings(model, step_ms=10), **slots})
+    yield made
+    assert made.stop() == 0, made.log
+
+
+def ask(served: Gapless, path: str, body: Any, name: str = "") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=600)
+    connection.request("POST", path, json.dumps(body), {"x-request-id": name} if name else {})
+    answer = connection.getresponse()
+    said = answer.status, json.loads(answer.read())
+    connection.close()
+    return said
+
+
+class Watcher:
+    """Reads the page's stream, as long as it is open."""
+
+    def __init__(self, served: Gapless) -> None:
+        self.shots: list[dict[str, Any]] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
+        self._connection.request("GET", "/glance")
+        self._answer = self._connection.getresponse()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+            for line in self._answer:
+                if line.startswith(b"data: "):
+                    self.shots.append(json.loads(line[6:]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for shot in self.shots for row in shot["rows"]]
+
+    def events(self) -> list[str]:
+        return [event["text"] for event in self.shots[-1]["events"]]
+
+
+def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None:
+    wait_for(served.is_idle, 60)
+    undisturbed = ask(served, CHAT, LONG)[1]["choices"][0]["message"]["content"]
+    watcher = Watcher(served)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask, served, CHAT, LONG)
+        wait_for(lambda: len({row["tokens"] for row in watcher.rows()}) >= 5, 30)
+        second = threads.submit(ask, served, CHAT, {**LONG, "max_tokens": 1, "min_tokens": 1})
+        wait_for(lambda: any(each["waits_for"] == "slot" for each in watcher.shots[-1]["waiting"]), 30)
+        assert ask(served, "/glance/kill", {"instance": 0}) == (200, {"killed": 0})
+        for _, said in (first.result(), second.result()):
+            assert said["choices"][0]["finish_reason"] == "length"
+    assert first.result()[1]["choices"][0]["message"]["content"] == undisturbed
+    wait_for(lambda: "instance 0 is ready" in watcher.events(), 60)
+    assert "instance 0 is lost; its answers go on when an instance is ready" in watcher.events()
+    assert "one answer goes on in instance 0 from the last token that came" in watcher.events()
+    assert {row["life"] for row in watcher.rows()} >= {0, 1}
+    assert all(row["row"] == 0 for row in watcher.rows()), "one slot"
