@@ -69,6 +69,7 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
         )
 
         def end() -> None:
+            app.end()
             server.should_exit = True
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)

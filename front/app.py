@@ -72,6 +72,7 @@ class App:
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
+        self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [
             Route("/", self._root),
             Route("/health", self._health),
@@ -83,7 +84,7 @@ class App:
             Route("/tokenize", self._apart(tokenizing.tokenize), methods=["POST"]),
             Route("/detokenize", self._apart(tokenizing.detokenize), methods=["POST"]),
             Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
-            *Live(self._queue, self._bodies, model.board, settings.front.demo).routes,
+            *self._live.routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -94,6 +95,10 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._outermost(scope, receive, send)
+
+    def end(self) -> None:
+        """Ends what would go on without end."""
+        self._live.end()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

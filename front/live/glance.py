@@ -30,6 +30,7 @@ class Glance:
         self._restarts = restarts
         self._snapshots = Snapshots(demo)
         self._num_watchers = 0
+        self._is_ending = False
         self._looking: asyncio.Task[None] | None = None
         self._next: asyncio.Future[bytes] | None = None
 
@@ -40,16 +41,22 @@ class Glance:
             raise ProblemError(429, said, "too_many_watchers", kind="rate_limit_error")
         return self._events()
 
+    def end(self) -> None:
+        """Ends the streams of all watchers: the process is about to end."""
+        self._is_ending = True
+        if self._next is not None:
+            self._next.set_result(b"")
+        self._stop()
+
     async def _events(self) -> AsyncGenerator[bytes, None]:
         self._num_watchers += 1
         try:
-            while True:
-                yield await asyncio.shield(self._coming())
+            while not self._is_ending and (snapshot := await asyncio.shield(self._coming())):
+                yield snapshot
         finally:
             self._num_watchers -= 1
-            if not self._num_watchers and self._looking is not None:
-                self._looking.cancel()
-                self._looking = self._next = None
+            if not self._num_watchers:
+                self._stop()
 
     def _coming(self) -> asyncio.Future[bytes]:
         if self._looking is None:
@@ -58,6 +65,11 @@ class Glance:
             self._looking = asyncio.create_task(self._look())
         assert self._next is not None
         return self._next
+
+    def _stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = self._next = None
 
     async def _look(self) -> None:
         """A failure ends the streams of all watchers; the next one begins again."""

@@ -28,6 +28,10 @@ class Live:
         if demo:
             self.routes.append(Route("/glance/kill", self._kill, methods=["POST"]))
 
+    def end(self) -> None:
+        """Ends the streams of pages: the process is about to end."""
+        self._glance.end()
+
     async def _watch(self, _request: Request) -> Response:
         return Events(self._glance.watch(), ENDLESS)
 

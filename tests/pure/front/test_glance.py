@@ -111,6 +111,21 @@ def test_there_is_a_most_of_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
+def test_streams_end_with_their_process() -> None:
+    made = Glance(Asked(status()), dict)
+
+    async def main() -> None:
+        first, second, busy = (made.watch() for _ in range(3))
+        await asyncio.gather(anext(first), anext(second), anext(busy))
+        waits = [asyncio.create_task(anext(each, None)) for each in (first, second)]
+        await asyncio.sleep(0)
+        made.end()
+        assert await asyncio.gather(*waits, anext(busy, None)) == [None, None, None]
+        made.end()
+
+    asyncio.run(main())
+
+
 # --- over HTTP
 
 
