@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.nouns.order import Order, RefusedOrderError
-from python_backends.wires.control import ask
+from python_backends.wires.control import SILENT_S, ask
 
 KEPT_S = 1.0
 ANSWER_S = 1.0  # it answers within one turn
@@ -32,8 +32,8 @@ class Queue:
             return self._status
 
     async def now(self) -> dict[str, Any]:
-        """Returns the status of this moment; empty if there is none to be had."""
-        return await self._ask(Order("status"))
+        """Returns the status of this moment; empty if there is no scheduler model, or it hangs."""
+        return await self._ask(Order("status"), SILENT_S)
 
     async def retry_after_s(self) -> int:
         """Returns in how many seconds the queue is expected to be drained, between LEAST_S and MOST_S."""
@@ -47,9 +47,9 @@ class Queue:
         said = await self._ask(Order("status", client_id=client_id))
         return said.get("requests")
 
-    async def _ask(self, order: Order) -> dict[str, Any]:
+    async def _ask(self, order: Order, answer_s: float = ANSWER_S) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = await asyncio.to_thread(ask, self._run_directory, order, ANSWER_S)
+            said: dict[str, Any] = await asyncio.to_thread(ask, self._run_directory, order, answer_s)
         except (OSError, RefusedOrderError):
             return {}
         return said

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +20,18 @@ from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
 
 CHAT = "/v1/chat/completions"
+NUM_TOKENS = 1200
 LONG = {
     "messages": [{"role": "user", "content": "go on"}],
-    "max_tokens": 500,
-    "min_tokens": 500,
+    "max_tokens": NUM_TOKENS,
+    "min_tokens": NUM_TOKENS,
     "temperature": 0,
 }
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
-    """One slot; 10 ms a step: an answer takes five seconds."""
+    """One slot; 10 ms a step: an answer takes 12 s or more."""
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
     slots = {"engine.slots": 1, "streams.dead_after_s": 3, "front.demo": "true"}
     made = Gapless(**{**toy_settings(model, step_ms=10), **slots})
@@ -52,10 +54,19 @@ class Watcher:
     def __init__(self, served: Gapless) -> None:
         self.shots: list[dict[str, Any]] = []
         self._connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
+        self._connection.connect()
+        self._socket = self._connection.sock
         self._connection.request("GET", "/glance")
         self._answer = self._connection.getresponse()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._answer.close()
+        self._connection.close()
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
@@ -73,8 +84,7 @@ class Watcher:
 def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None:
     wait_for(served.is_idle, 60)
     undisturbed = ask(served, CHAT, LONG)[1]["choices"][0]["message"]["content"]
-    watcher = Watcher(served)
-    with ThreadPoolExecutor(2) as threads:
+    with contextlib.closing(Watcher(served)) as watcher, ThreadPoolExecutor(2) as threads:
         first = threads.submit(ask, served, CHAT, LONG)
         wait_for(lambda: len({row["tokens"] for row in watcher.rows()}) >= 5, 30)
         second = threads.submit(ask, served, CHAT, {**LONG, "max_tokens": 1, "min_tokens": 1})
@@ -82,8 +92,8 @@ def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None
         assert ask(served, "/glance/kill", {"instance": 0}) == (200, {"killed": 0})
         for _, said in (first.result(), second.result()):
             assert said["choices"][0]["finish_reason"] == "length"
+        wait_for(lambda: "instance 0 is ready" in watcher.events(), 60)
     assert first.result()[1]["choices"][0]["message"]["content"] == undisturbed
-    wait_for(lambda: "instance 0 is ready" in watcher.events(), 60)
     assert "instance 0 is lost; its answers go on when an instance is ready" in watcher.events()
     assert "one answer goes on in instance 0 from the last token that came" in watcher.events()
     assert {row["life"] for row in watcher.rows()} >= {0, 1}

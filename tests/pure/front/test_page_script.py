@@ -80,7 +80,7 @@ def test_rows_show_how_far_answers_are_and_fans_where_they_end() -> None:
     assert lane["fill"]["width"] == pytest.approx(100 * 20 / 96)
     assert lane["fan"]["left"] == lane["fill"]["width"]
     assert lane["fan"]["left"] + lane["fan"]["width"] == pytest.approx(100 * 90 / 96)
-    assert lane["range"]["left"] == pytest.approx(100 * 40 / 96)
+    assert lane["range"]["left"] == pytest.approx(100 * (40 - 20) / (90 - 20)), "of the fan"
     assert lane["mean"]["left"] == pytest.approx(100 * 60 / 96)
 
 
