@@ -31,7 +31,7 @@ from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.moves import Adopted, Held
 from python_backends.nouns.request import Feedback, Ids, Request, Sampling
-from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
 from python_backends.settings import ROOT, ClusterSettings, Settings, StreamSettings, dump
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
@@ -101,7 +101,7 @@ class Front:
             InstanceReady: self._on_ready,
             InstanceLost: self._on_lost,
             Failed: _give_up,
-            PromptStates: lambda news: None,  # no length is predicted here
+            HiddenStates: lambda news: None,  # no length is predicted here
         }
         self._link = SchedulerEnd(directory, SILENT_S)
         self._directory, self._ready_s = directory, settings.server.ready_s

@@ -140,13 +140,13 @@ class Instance:
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
     def _collect(self) -> list[FromInstance]:
-        """What the oldest launched step has given: hidden states at the ends of prompts, its tokens, and the
+        """What the oldest launched step has given: hidden states, its tokens, and the
         requests that fail.
         """
         output = self.engine.collect()
         plan = self._launched.popleft()
         self._observe(plan, output)
-        states = self.scheduler.prompt_states(plan, output)
+        states = self.scheduler.hidden_states(plan, output)
         tokens = self.scheduler.apply(plan, output)
         failed = self.scheduler.take_failed()
         for each in failed:

@@ -43,7 +43,7 @@ from python_backends.nouns.request import (
     Noun,
     Request,
 )
-from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
 
 Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
@@ -146,7 +146,7 @@ FromInstance = (
     Hello
     | Started
     | Evicted
-    | PromptStates
+    | HiddenStates
     | Tokens
     | Load
     | Failed

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import BASE, AdapterVersion, Floats, Ids, LogProbs, Noun, Sampling
 
+NO_ROWS: Ids = np.zeros(0, np.int32)
 _RUNS = count()  # of this process: no two slot schedulers over one engine give a number twice
 
 
@@ -90,6 +91,7 @@ class StepPlan:
     tokens: Ids  # [prefill tokens of this step]
     run: int = field(default_factory=lambda: next(_RUNS))
     step_in_run: int = 0
+    read: Ids = field(default_factory=lambda: NO_ROWS)  # [n] of the spans that sample: hidden states wanted
 
     @cached_property
     def starts(self) -> Ids:
@@ -100,7 +102,9 @@ class StepPlan:
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
 
-    def next_in_run(self, number: int, operations: tuple[SlotOperation, ...] = ()) -> StepPlan:
+    def next_in_run(
+        self, number: int, operations: tuple[SlotOperation, ...] = (), read: Ids = NO_ROWS
+    ) -> StepPlan:
         """The plan after this one, which has decode spans alone: each starts one token further."""
         plan = object.__new__(StepPlan)
         plan.__dict__.update(  # quicker than the constructor of a frozen class; one plan a step
@@ -115,6 +119,7 @@ class StepPlan:
             tokens=self.tokens,
             run=self.run,
             step_in_run=self.step_in_run + 1,
+            read=read,
         )
         return plan
 
@@ -146,8 +151,8 @@ class StepOutput:
     log_probs: RowLogProbs | None = None  # None: no request asks
     busy_s: float = 0.0  # from the start of its forward pass until its tokens were chosen
     gap_s: float = 0.0  # that the device had been idle before it
-    # [prompts, hidden] the hidden state, after `ModelLimits.state_layer` layers, at the last token of each
-    # chunk that samples, in the plan's order; None: there is none
+    # [read, hidden] the hidden states, after `ModelLimits.state_layer` layers, at the last tokens of those
+    # spans that the plan wants `read`, in its order; None: there is none
     states: Floats | None = None
 
 
@@ -189,13 +194,14 @@ class Evicted(Noun, frozen=True):
     request_epoch: int
 
 
-class PromptStates(Noun, frozen=True, eq=False):
-    """The hidden states at the end of the prompts that a step has computed, before the first token of their
-    answers.
+class HiddenStates(Noun, frozen=True, eq=False):
+    """The hidden states of a step that are read: at the ends of prompts, and of answers that are written,
+    before their next token.
     """
 
     request_ids: NDArray[np.int64]  # [n]
     request_epochs: Ids  # [n]
+    num_written: Ids  # [n] tokens of the answer; 0: at the end of the prompt
     states: Floats  # [n · hidden] one after the other
     layer: int  # after so many layers
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Finish, Ids
-from python_backends.nouns.step import PromptStates, StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import HiddenStates, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.state.slots import Rows, SlotTable, rows_of
 
 
@@ -35,24 +35,21 @@ class Booking:
         self._table = slots
         self._last: _Rows | None = None  # of the run that is being booked
 
-    def prompt_states(self, plan: StepPlan, output: StepOutput, layer: int) -> PromptStates | None:
-        """The hidden states at the ends of prompts whose answers begin with this step's tokens, which are not
-        booked yet; None: there are none.
+    def hidden_states(self, plan: StepPlan, output: StepOutput, layer: int) -> HiddenStates | None:
+        """Those that were read in a step whose tokens are not booked yet, of rows that still have their
+        slots; None: there are none.
         """
         if output.states is None:
             return None
-        samples = plan.samples[plan.num_decodes :]
-        slots, generations = (
-            part[plan.num_decodes :][samples] for part in (plan.slots, plan.slot_generations)
-        )
+        slots, generations = (part[plan.samples][plan.read] for part in (plan.slots, plan.slot_generations))
         table = self._table
-        begins = table.live[slots] & (table.generations[slots] == generations)
-        begins &= table.known[slots] == table.prompts[slots]
-        slots = slots[begins]
+        current = table.live[slots] & (table.generations[slots] == generations)
+        slots = slots[current]
         if not len(slots):
             return None
         request_ids, request_epochs = table.request_ids[slots], table.request_epochs[slots]
-        return PromptStates(request_ids, request_epochs, output.states[begins].ravel(), layer)
+        written = table.known[slots] - table.prompts[slots]
+        return HiddenStates(request_ids, request_epochs, written, output.states[current].ravel(), layer)
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
         """Books a plan of decode rows that all still have their slots. Returns

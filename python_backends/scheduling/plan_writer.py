@@ -14,6 +14,7 @@ from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies.policy import Policy
+from python_backends.scheduling.reading import Reading
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
 
@@ -27,13 +28,19 @@ class PlanWriter:
     """
 
     def __init__(
-        self, allocator: Allocator, outlook: Outlook, policy: Policy, token_budget: int, row_multiple: int
+        self,
+        allocator: Allocator,
+        outlook: Outlook,
+        policy: Policy,
+        token_budget: int,
+        row_multiple: int,
+        reading: Reading,
     ) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
         self._policy = policy
-        self._token_budget, self._row_multiple = token_budget, row_multiple
+        self._token_budget, self._row_multiple, self._reading = token_budget, row_multiple, reading
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # the plan written last
         self._rows: Rows  # of the last plan, if it has decode rows only
@@ -53,8 +60,9 @@ class PlanWriter:
     def go_on(self) -> StepPlan:
         """The next plan of the run."""
         self._num_more_steps -= 1
+        read = self._reading.of_run(self._rows)
         self._slots.plan_decodes(self._rows)
-        self._last = self._last.next_in_run(self.next_number())
+        self._last = self._last.next_in_run(self.next_number(), read=read)
         return self._last
 
     def write(self) -> StepPlan | None:
@@ -70,6 +78,7 @@ class PlanWriter:
         if not chunks:
             self._rows = rows_of(decodes)
             self._num_more_steps = self._slots.num_more_steps(self._rows)
+            self._reading.begin_run(self._rows)
         return self._last
 
     def next_number(self) -> int:
@@ -123,7 +132,10 @@ class PlanWriter:
         slots = np.concatenate([decodes, columns[:, 0]])
         starts = np.concatenate([table.planned[decodes] - 1, columns[:, 1]])
         lengths = np.concatenate([np.ones(count, np.int32), columns[:, 2]])
-        samples = table.plan_spans(slots, starts + lengths)
+        ends = starts + lengths
+        samples = table.will_yield(slots, ends)
+        read = self._reading.of_step(slots[samples])
+        table.plan_spans(slots, ends)
         return StepPlan(
             number=self.next_number(),
             operations=self._allocator.take_operations(),
@@ -134,6 +146,7 @@ class PlanWriter:
             num_decodes=count,
             samples=samples,
             tokens=self._prefill_tokens(chunks),
+            read=read,
         )
 
     def _prefill_tokens(self, chunks: list[Chunk]) -> Ids:

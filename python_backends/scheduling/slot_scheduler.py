@@ -27,7 +27,7 @@ from python_backends.nouns.request import (
 )
 from python_backends.nouns.step import (
     Evicted,
-    PromptStates,
+    HiddenStates,
     SlotFailure,
     Started,
     StepOutput,
@@ -42,6 +42,7 @@ from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.policies import policy_of
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
+from python_backends.scheduling.reading import Reading
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.roster import Roster
 from python_backends.scheduling.state.sequence import Sequence, Status, check_ids
@@ -78,7 +79,12 @@ class SlotScheduler:
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, self._allocator, clock)
         self._plans = PlanWriter(
-            self._allocator, self.outlook, self.policy, self.token_budget, limits.row_multiple
+            self._allocator,
+            self.outlook,
+            self.policy,
+            self.token_budget,
+            limits.row_multiple,
+            Reading(self.slots, limits.state_layer > 0),
         )
         self._booking = Booking(self.slots)
         self.num_evictions = 0
@@ -255,11 +261,9 @@ class SlotScheduler:
         self._finish(ended)
         return tokens
 
-    def prompt_states(self, plan: StepPlan, output: StepOutput) -> PromptStates | None:
-        """The hidden states at the ends of prompts that the oldest launched step, which is not applied yet,
-        has computed. None: there are none.
-        """
-        return self._booking.prompt_states(plan, output, self.limits.state_layer)
+    def hidden_states(self, plan: StepPlan, output: StepOutput) -> HiddenStates | None:
+        """Those that were read in the oldest launched step, not applied yet; None: there are none."""
+        return self._booking.hidden_states(plan, output, self.limits.state_layer)
 
     def take_started(self) -> list[Started]:
         """The requests that got a slot since the last call."""

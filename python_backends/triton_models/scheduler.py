@@ -22,7 +22,7 @@ from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, reader
 from python_backends.nouns.request import Feedback, Idle, Request
-from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
 from python_backends.prediction import token_counts
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.regressions import Regressions
@@ -96,7 +96,7 @@ class TritonPythonModel:
             Feedback: table.feedback,
             Idle: table.idle,
             Failed: table.failed,
-            PromptStates: self._prompts_computed,
+            HiddenStates: self._prompts_computed,
             **self._instances.readers,
         }
         self._spans = _spans(trace_url)
@@ -245,10 +245,10 @@ class TritonPythonModel:
         if self._predictor.is_free:
             self._predictor.ask(self._predictions.take_questions())
 
-    def _prompts_computed(self, prompts: PromptStates) -> None:
+    def _prompts_computed(self, prompts: HiddenStates) -> None:
         self._observe("lengths could not be predicted", partial(self._predict_by_states, prompts))
 
-    def _predict_by_states(self, prompts: PromptStates) -> None:
+    def _predict_by_states(self, prompts: HiddenStates) -> None:
         for request_id, state in zip(prompts.request_ids.tolist(), prompts.by_row(), strict=True):
             stream = self._table.find(request_id)
             if stream is None:

@@ -18,7 +18,7 @@ from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance, Parts
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.nouns.messages import Cancel, Failed
-from python_backends.nouns.step import PromptStates, StepPlan, Tokens
+from python_backends.nouns.step import HiddenStates, StepPlan, Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
@@ -73,7 +73,7 @@ def test_the_state_at_the_end_of_a_prompt_is_published_once_before_its_first_tok
     goes_on = submit(9, 40, max_tokens=10).changed(delivered=np.arange(3, dtype=np.int32))
     inbox = [*[[submit(number, 5 + 10 * number, max_tokens=6)] for number in range(5)], [goes_on]]
     published = served(steps_ahead, inbox, 6).published
-    states = [each for each in published if isinstance(each, PromptStates)]
+    states = [each for each in published if isinstance(each, HiddenStates)]
     lengths = {
         int(number): int(state[0])
         for each in states
@@ -84,10 +84,30 @@ def test_the_state_at_the_end_of_a_prompt_is_published_once_before_its_first_tok
     assert {each.layer for each in states} == {1}
     told: set[int] = set()
     for each in published:
-        if isinstance(each, PromptStates):
+        if isinstance(each, HiddenStates):
             told |= set(each.request_ids.tolist())
         elif isinstance(each, Tokens):
             assert set(each.request_ids.tolist()) <= told | {9}
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_while_it_is_written_the_state_at_every_so_many_tokens_is_published_once(steps_ahead: int) -> None:
+    """Before the next token, whatever others do; none of them after the last stage."""
+    inbox = [[submit(number, 5 + number, max_tokens=70 + number)] for number in range(5)]
+    published = served(steps_ahead, inbox, 5).published
+    found, told = [], dict.fromkeys(range(5), 0)
+    for each in published:
+        if isinstance(each, HiddenStates):
+            for number, written, state in zip(
+                each.request_ids.tolist(), each.num_written.tolist(), each.by_row(), strict=True
+            ):
+                assert told[number] == written
+                assert state.tolist() == ([5 + number, 4 + number + written] if written else [5 + number, 0])
+                found.append((number, written))
+        elif isinstance(each, Tokens):
+            for number in each.request_ids.tolist():
+                told[number] += 1
+    assert sorted(found) == [(number, written) for number in range(5) for written in (0, 32, 64)]
 
 
 def test_a_stop_that_is_read_late_gives_no_token_more() -> None:

@@ -29,7 +29,7 @@ from python_backends.nouns.messages import Failed, Hello
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.order import Answer, next_answer
 from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request
-from python_backends.nouns.step import Evicted, PromptStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Status
 from python_backends.settings import (
@@ -220,7 +220,7 @@ class Front:
             self.router.heard(InstanceLoad(number, self.limits[number], message))
         elif isinstance(message, Failed):
             self.table.failed(message)
-        elif not isinstance(message, PromptStates):  # a length of one is predicted elsewhere
+        elif not isinstance(message, HiddenStates):  # a length of one is predicted elsewhere
             self.cluster.heard(InstanceMove(number, message))
 
     def turn(self, sender: str | None = None) -> None:

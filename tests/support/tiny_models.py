@@ -446,7 +446,7 @@ class Serving:
         self.ahead = ahead
         self.answers: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
-        self.states: dict[int, Floats] = {}  # at the ends of the prompts
+        self.states: dict[tuple[int, int], Floats] = {}  # by request and tokens of its answer
         self.num_steps = 0
         self._launched: list[Any] = []
 
@@ -474,9 +474,10 @@ class Serving:
 
     def _apply(self, plan: Any) -> None:
         output = self.engine.collect()
-        states = self.scheduler.prompt_states(plan, output)
+        states = self.scheduler.hidden_states(plan, output)
         if states is not None:
-            self.states.update(zip(states.request_ids.tolist(), states.by_row(), strict=True))
+            places = zip(states.request_ids.tolist(), states.num_written.tolist(), strict=True)
+            self.states.update(zip(places, states.by_row(), strict=True))
         events = self.scheduler.apply(plan, output)
         for request_id, token, finish in zip(events.request_ids, events.tokens, events.finishes, strict=True):
             self.answers[int(request_id)].append(int(token))

@@ -134,8 +134,7 @@ class ToyEngine:
                 self._compute(row, int(start), tokens)
             if samples:
                 sampled.append(self._sample(row))
-                if index >= plan.num_decodes:
-                    states.append((row.num_prompt, slot))
+                states.append((row.num_prompt, start))
         tokens, finishes = np.array(sampled, np.int32).reshape(-1, 2).T.copy()
         scores = self._log_probs(plan, tokens)
         busy_s, gap_s = self._run_device()
@@ -147,7 +146,7 @@ class ToyEngine:
                 scores,
                 busy_s,
                 gap_s,
-                np.array(states, np.float32) if states and self.limits.state_layer else None,
+                np.array(states, np.float32)[plan.read] if len(plan.read) else None,
             )
         )
         self._ends_s.append(self._idle_s)

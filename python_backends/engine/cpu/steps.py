@@ -105,11 +105,9 @@ class LayerSteps:
         return tokens, finishes, scores
 
     def _states(self, plan: StepPlan) -> Floats | None:
-        """[prompts, hidden] of the chunks that sample: a copy, the next step is computed into the same
-        memory.
-        """
-        states = self._inputs.states[plan.num_decodes :]
-        return states.copy() if states.size else None
+        """[read, hidden] a copy: the next step is computed into the same memory."""
+        states = self._inputs.states[plan.read]
+        return states if states.size else None
 
 
 def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:

@@ -41,7 +41,7 @@ class Step:
     logits: Logits = field(init=False)  # [sampled, vocabulary] until its infer request starts again
     tokens: NDArray[np.int64] = field(init=False)  # [sampled]
     times: Seconds = field(init=False)
-    states: Floats | None = None  # [prompts, hidden] of the chunks that sample; None: there are none
+    states: Floats | None = None  # [read, hidden]; None: there are none
     output: StepOutput | None = None  # None: its tokens are not booked
 
     @property
@@ -134,10 +134,10 @@ class Stages:
 
 def _states(step: Step) -> Floats | None:
     """A copy: the next step is computed into the same memory."""
-    first, last = step.plan.num_decodes, len(step.slots)
-    if first == last or len(step.request.model_outputs) == 1:
+    read = step.plan.read
+    if not len(read) or len(step.request.model_outputs) == 1:
         return None
-    states: Floats = step.request.get_output_tensor(1).data[first:last].copy()
+    states: Floats = step.request.get_output_tensor(1).data[read]
     return states
 
 

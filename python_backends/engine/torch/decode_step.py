@@ -38,6 +38,7 @@ class Bucket:
     # captured, with `logits`
     choices: dict[Choice, Step] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
+    states: Tensor | None = None  # [rows, hidden] of it, as the decoder keeps them; None: it keeps none
 
     def forward(self, uncaptured: Step) -> Tensor:
         """The logits [rows, vocabulary]."""
@@ -103,7 +104,7 @@ class DecodeSteps:
             largest_first = sizes[::-1]  # the others fit into its memory
             for size in tqdm(largest_first, "capturing decode steps"):
                 bucket = self._buckets[size]
-                bucket.capture(capture, partial(self._forward, bucket.slots, 1), state)
+                bucket.capture(capture, partial(self._forward, bucket, 1), state)
 
     def bucket(self, slots: Ids) -> Bucket:
         """The smallest bucket that holds `slots`, filled with them;
@@ -119,11 +120,13 @@ class DecodeSteps:
 
     def forward(self, bucket: Bucket, longest: int) -> Tensor:
         """The logits [rows, vocabulary] of a step whose sequences have at most `longest` tokens."""
-        return bucket.forward(partial(self._forward, bucket.slots, longest))
+        return bucket.forward(partial(self._forward, bucket, longest))
 
-    def _forward(self, slots: Tensor, longest: int) -> Tensor:
+    def _forward(self, bucket: Bucket, longest: int) -> Tensor:
         width = 1 << (longest - 1).bit_length()  # a few shapes only
-        return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
+        batch = self._batcher.decodes(bucket.slots, width)
+        logits, bucket.states = self._decoder.forward_with_states(batch, self._cache, slice(None))
+        return logits
 
 
 def bucket_sizes(num_slots: int) -> list[int]:

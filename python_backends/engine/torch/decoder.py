@@ -166,7 +166,7 @@ class Decoder:
         return self.forward_with_states(batch, cache, None)[0]
 
     def forward_with_states(
-        self, batch: StepBatch, cache: KVCache, state_rows: Tensor | None
+        self, batch: StepBatch, cache: KVCache, state_rows: Tensor | slice | None
     ) -> tuple[Tensor, Tensor | None]:
         """The same, and the residual stream [rows, hidden] of `state_rows` [rows] after `state_layer` layers,
         float32.

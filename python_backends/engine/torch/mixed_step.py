@@ -40,7 +40,6 @@ class MixedBucket:
     num_chunks: int  # at most
     sent: Tensor  # the sections of a plan, on the device
     bucket: Bucket
-    states: Tensor | None = None  # [rows, hidden] of the rows that sample, as the decoder keeps them
 
 
 class MixedSteps:
@@ -81,7 +80,8 @@ class MixedSteps:
 
     def _forward(self, each: MixedBucket) -> Tensor:
         batch = self._batcher.mixed(each.sent, each.shape)
-        logits, each.states = self._decoder.forward_with_states(batch, self._cache, batch.sampling_rows)
+        rows = batch.sampling_rows
+        logits, each.bucket.states = self._decoder.forward_with_states(batch, self._cache, rows)
         return self._kept(logits)
 
     def _kept(self, logits: Tensor) -> Tensor:

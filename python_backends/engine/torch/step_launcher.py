@@ -42,7 +42,7 @@ class LaunchedStep:
     log_probs: Tensor | None  # [asking, …] as the device packed them
     asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
     times: Callable[[], Seconds]
-    states: Tensor | None = None  # [prompts, hidden] of the chunks that sample; None: there are none
+    states: Tensor | None = None  # [read, hidden]; None: there are none
     done: Any = None  # a CUDA event: all of it is on the host then; None: it is
 
 
@@ -113,15 +113,17 @@ class StepLauncher:
         batch = self.batcher.batch(plan)
         self.timer.begin()
         logits, states = self._decoder.forward_with_states(  # [sampled, vocabulary]
-            batch, self._cache, self._prompt_rows(plan, batch)
+            batch, self._cache, self._read_rows(plan, batch)
         )
         return replace(self._choose(plan, logits, batch.sampling_slots, batch.order), states=states)
 
-    def _prompt_rows(self, plan: StepPlan, batch: StepBatch) -> Tensor | None:
-        """[prompts] of the batch: the last tokens of the chunks that sample."""
-        if batch.sampling_rows is None or not plan.samples[plan.num_decodes :].any():
+    def _read_rows(self, plan: StepPlan, batch: StepBatch) -> Tensor | None:
+        """[read] of the batch: the last tokens of the spans whose hidden states are read."""
+        if not len(plan.read):
             return None
-        return batch.sampling_rows[plan.num_decodes :]
+        places = np.argsort(batch.order)[plan.read]
+        rows = to_device(places.astype(np.int64), self._state.device)
+        return rows if batch.sampling_rows is None else batch.sampling_rows[rows]
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> LaunchedStep:
         bucket = steps.bucket(plan.slots)
@@ -135,10 +137,7 @@ class StepLauncher:
         if steps is None or filled is None:
             return self._flat(plan)
         self.timer.begin()
-        step = self._chosen(plan, steps.forward(filled), filled.bucket)
-        if filled.states is None or not plan.samples[plan.num_decodes :].any():
-            return step
-        return replace(step, states=filled.states[plan.num_decodes : len(step.order)])
+        return self._chosen(plan, steps.forward(filled), filled.bucket)
 
     def _chosen(self, plan: StepPlan, logits: Tensor, bucket: Bucket) -> LaunchedStep:
         """The step of fixed shape whose `logits` [rows, vocabulary] begin with those of the plan."""
@@ -146,9 +145,13 @@ class StepLauncher:
         count, order = len(slots), np.arange(len(slots))
         choice = self._state.choice(slots)
         if choice is None:
-            return self._choose(plan, logits[:count], bucket.slots[:count], order)
-        result = bucket.choose(self._state, choice)[:, :count]
-        return LaunchedStep(plan.number, order, result, None, order[:0], self.timer.end())
+            step = self._choose(plan, logits[:count], bucket.slots[:count], order)
+        else:
+            result = bucket.choose(self._state, choice)[:, :count]
+            step = LaunchedStep(plan.number, order, result, None, order[:0], self.timer.end())
+        if bucket.states is None or not len(plan.read):
+            return step
+        return replace(step, states=bucket.states[self._to_device(plan.read)])
 
     def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> LaunchedStep:
         """Samples and appends for `slots` [sampled], row i of which is the

@@ -146,19 +146,24 @@ class SlotTable:
         planned = self.planned[rows]
         return int(np.minimum(self.limits[rows] - planned, self.capacity[rows] + 1 - planned).min())
 
+    def num_written(self, rows: Rows) -> Ids:
+        """[n] tokens of the answers in `rows` [n] once the launched steps have ended."""
+        return self.planned[rows] - self.prompts[rows]
+
     def plan_decodes(self, rows: Rows) -> None:
         """One more decode step is planned for `rows`."""
         self.computed[rows] += 1
         self.planned[rows] += 1
 
-    def plan_spans(self, slots: Ids, ends: Ids) -> NDArray[np.bool_]:
-        """A step is planned that computes `slots` [n] up to `ends` [n].
-        Returns which of them [n] yield a token.
-        """
-        self.computed[slots] = ends
+    def will_yield(self, slots: Ids, ends: Ids) -> NDArray[np.bool_]:
+        """Which of `slots` [n] yield a token in a step that computes them up to `ends` [n]."""
         samples: NDArray[np.bool_] = ends >= self.targets[slots]
-        self.planned[slots[samples]] += 1
         return samples
+
+    def plan_spans(self, slots: Ids, ends: Ids) -> None:
+        """A step is planned that computes `slots` [n] up to `ends` [n]."""
+        self.computed[slots] = ends
+        self.planned[slots[self.will_yield(slots, ends)]] += 1
 
     def skip_to(self, slot: int, computed: int) -> None:
         """The first `computed` tokens of its prompt are in shared blocks that others have computed."""

@@ -21,7 +21,7 @@ from python_backends.nouns.load import Load
 from python_backends.nouns.messages import FromInstance, Hello
 from python_backends.nouns.order import Order
 from python_backends.nouns.request import Feedback, Finish, Idle, ModelLimits, Request, Sampling, Subject
-from python_backends.nouns.step import PromptStates, Tokens
+from python_backends.nouns.step import HiddenStates, Tokens
 from python_backends.prediction.state_model import StateModel
 from python_backends.prediction.token_counts import LAYER, WIDTH
 from python_backends.prediction.versions import Learned, Version
@@ -292,10 +292,10 @@ class TestStates:
         lengths = np.full(30, mean_tokens)
         return StateModel(18, np.zeros(2), np.log(mean_tokens), np.log(lengths), lengths, np.ones(30, bool))
 
-    def prompts(self, *numbers: int, layer: int = 18) -> PromptStates:
+    def prompts(self, *numbers: int, layer: int = 18) -> HiddenStates:
         count = len(numbers)
         states = np.tile(self.STATE, count)
-        return PromptStates(np.array(numbers, np.int64), np.zeros(count, np.int32), states, layer)
+        return HiddenStates(np.array(numbers, np.int64), np.zeros(count, np.int32), states, layer)
 
     @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
     def test_every_request_is_predicted_when_its_prompt_has_been_computed(self, served: Model) -> None:
