@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 
 from python_backends.nouns.request import QUANTILE_LEVELS, Floats
+from python_backends.nouns.stages import PROMPT_END, STAGES, TEXT, WRITTEN, name_of
 from python_backends.prediction.lengths import Doubles
 from python_backends.prediction.request_log import RequestLog
 
 HALF = QUANTILE_LEVELS.index(0.5)
-COLUMNS = {
-    "text": ("mean", "quantiles", "version"),  # before the prompt is computed
-    "prompt": ("end_mean", "end_quantiles", "end_version"),  # at its end
-}
-STAGES = tuple(COLUMNS)  # the later ones know more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,12 +39,17 @@ class Logged:
     instruction: str
     length: int
     ended: bool  # false: cut short
-    said: dict[str, Said] = field(default_factory=dict)
+    said: dict[int, Said] = field(default_factory=dict)
 
     @property
-    def last(self) -> Said:
-        """The prediction of the last stage that has one."""
-        return self.said[next(stage for stage in reversed(STAGES) if stage in self.said)]
+    def is_predicted(self) -> bool:
+        """Before its first token."""
+        return PROMPT_END in self.said or TEXT in self.said
+
+    @property
+    def before(self) -> Said:
+        """The last prediction before its first token."""
+        return self.said[PROMPT_END if PROMPT_END in self.said else TEXT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +65,22 @@ class StageRow:
 
 def logged(log: RequestLog, last: int) -> list[Logged]:
     """The newest `last` answers, oldest first."""
-    names = [name for columns in COLUMNS.values() for name in columns]
-    rows = log.rows(
-        ", ".join(["at_s, instruction, num_output_tokens, ended, instruction_text", *names]), last
-    )
-    return [_logged(row) for row in reversed(rows)]
+    columns = "id, at_s, instruction, num_output_tokens, ended, instruction_text, mean, quantiles, version"
+    rows = log.rows(columns, last)[::-1]
+    found = {row[0]: _logged(*row[1:]) for row in rows}
+    for number, stage, *said in log.stages(rows[0][0]) if rows else ():
+        if number in found:  # no newer answer
+            found[number].said[stage] = _said(*said)
+    return list(found.values())
 
 
-def _logged(row: Sequence[Any]) -> Logged:
-    at_s, number, length, ended, text, *values = row
-    said = {
-        stage: Said(mean, np.frombuffer(quantiles, "<f4"), version)
-        for stage, (mean, quantiles, version) in zip(
-            STAGES, (values[place : place + 3] for place in range(0, len(values), 3)), strict=True
-        )
-        if mean is not None
-    }
-    return Logged(at_s, text or f"#{number:016x}"[:9], length, bool(ended), said)
+def _logged(at_s: float, instruction: int, length: int, ended: int, text: str | None, *said: Any) -> Logged:
+    known = {} if said[0] is None else {TEXT: _said(*said)}
+    return Logged(at_s, text or f"#{instruction:016x}"[:9], length, bool(ended), known)
+
+
+def _said(mean: float, quantiles: bytes, version: int) -> Said:
+    return Said(mean, np.frombuffer(quantiles, "<f4"), version)
 
 
 def stage_rows(answers: Sequence[Logged]) -> list[StageRow]:
@@ -93,12 +93,12 @@ def stage_rows(answers: Sequence[Logged]) -> list[StageRow]:
     return found
 
 
-def _row(stage: str, answers: Sequence[Logged]) -> StageRow:
+def _row(stage: int, answers: Sequence[Logged]) -> StageRow:
     lengths = np.array([each.length for each in answers], np.float64)
     means = np.array([each.said[stage].mean for each in answers])
     quantiles = np.stack([each.said[stage].quantiles for each in answers])
     return StageRow(
-        stage,
+        name_of(stage),
         len(answers),
         float(lengths.mean()),
         float(np.abs(quantiles[:, HALF] - lengths).mean()),
@@ -124,13 +124,14 @@ def _ranks(values: Doubles) -> Doubles:
 
 
 def as_json(answers: Sequence[Logged]) -> list[dict[str, Any]]:
-    """One object for each: `length`, `ended`, and what was predicted at the prompt's end and from the text:
-    `predicted` (the median), `mean`, `quantiles`; null: nothing was.
+    """One object for each: `length`, `ended`, and what was predicted at the prompt's end, from the text, and
+    while it was `written`, by tokens: `predicted` (the median), `mean`, `quantiles`; null: nothing was.
     """
     return [
         {"length": each.length, "ended": each.ended}
-        | _told(each.said.get("prompt"))
-        | {"text": _told(each.said.get("text"))}
+        | _told(each.said.get(PROMPT_END))
+        | {"text": _told(each.said.get(TEXT))}
+        | {"written": {name_of(stage): _told(each.said[stage]) for stage in WRITTEN if stage in each.said}}
         for each in answers
     ]
 

@@ -4,9 +4,10 @@ what was learned when.
     python -m commands.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000]
     [--plot stats.svg] [--json PATH]
 
-Stages: *text*, before the prompt is computed; *prompt*, from the hidden state at its end. By instruction,
-each answer counts with its last stage. Reads while a server runs, or without one. Instructions have their
-texts only where prompts are kept.
+Stages: *text*, before the prompt is computed; *prompt*, from the hidden state at its end; *128*, *256*, …,
+from those of the answer when it had so many tokens, of longer answers only. By instruction, each answer
+counts with the last stage before its first token. Reads while a server runs, or without one. Instructions
+have their texts only where prompts are kept.
 """
 
 from __future__ import annotations
@@ -50,20 +51,24 @@ class Row:
 
 
 def outcomes(answers: Sequence[Logged]) -> list[Logged]:
-    """Those with a prediction. Without those that were cut short: their true lengths are unknown."""
-    return [each for each in answers if each.ended and each.said]
+    """Those with a prediction before their first token. Without those that were cut short: their true lengths
+    are unknown.
+    """
+    return [each for each in answers if each.ended and each.is_predicted]
 
 
 def row(name: str, group: Sequence[Logged]) -> Row:
-    lengths, said = (np.array(each) for each in zip(*((a.length, a.last.median) for a in group), strict=True))
-    covered = (lengths[:, None] <= np.stack([each.last.quantiles for each in group])).mean(axis=0)
+    lengths, said = (
+        np.array(each) for each in zip(*((a.length, a.before.median) for a in group), strict=True)
+    )
+    covered = (lengths[:, None] <= np.stack([each.before.quantiles for each in group])).mean(axis=0)
     return Row(
         name,
         len(group),
-        float(np.mean([each.last.version > 0 for each in group])),
+        float(np.mean([each.before.version > 0 for each in group])),
         float(lengths.mean()),
         float(np.abs(said - lengths).mean()),
-        float(np.mean([teaches(each.last.mean, each.length) for each in group])),
+        float(np.mean([teaches(each.before.mean, each.length) for each in group])),
         tuple(covered.tolist()),
     )
 
@@ -129,7 +134,9 @@ def write_plot(path: Path, found: Sequence[Logged], made: Sequence[Row]) -> None
     left.plot(LEVELS, made[0].covered, "o-", color="tab:blue", label="all (pale: by instruction)")
     left.set(xlabel="promised", ylabel="covered", xlim=(0, 1), ylim=(0, 1))
     left.legend()
-    said, lengths = (np.array(each) for each in zip(*((a.last.median, a.length) for a in found), strict=True))
+    said, lengths = (
+        np.array(each) for each in zip(*((a.before.median, a.length) for a in found), strict=True)
+    )
     middle.loglog(np.maximum(said, 1), np.maximum(lengths, 1), ".", alpha=0.4, markersize=3)
     ends = [1, max(2.0, said.max(), lengths.max())]
     middle.plot(ends, ends, color="grey", linewidth=0.8)

@@ -102,10 +102,11 @@ class LengthAnswer(Noun, frozen=True, eq=False):
     encoder: str = ""  # that made them
 
 
-class AtPromptEnd(Noun, frozen=True, eq=False):
-    """The hidden state at the end of a request's prompt, and what was predicted from it."""
+class AtStage(Noun, frozen=True, eq=False):
+    """The hidden state that a request had at a stage (`nouns.stages`), and what was predicted from it."""
 
-    state: Floats  # [hidden]
+    stage: int
+    state: Floats  # [hidden] at the prompt's end; later, the mean of those read while the answer was written
     layer: int  # after so many layers
     prediction: LengthPrediction | None = None  # None: nothing was learned yet
     version: int = 0  # of the model that said so
@@ -122,7 +123,7 @@ class AnswerRecord(Noun, frozen=True, eq=False):
     finish: Finish
     predicted: LengthAnswer
     user_input: str = ""  # only where prompts are kept
-    at_prompt_end: AtPromptEnd | None = None  # None: the engine gave no state
+    stages: tuple[AtStage, ...] = ()  # that it has reached; none where the engine gives no states
     token_buckets: Ids | None = None  # of its prompt (`prediction.token_counts`)
 
 

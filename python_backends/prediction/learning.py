@@ -2,8 +2,8 @@
 (Magnus: every three).
 
 A forest is grown when there are enough observations for a first one, when enough predictions since the last
-one were wrong, or when there are twice as many observations; the regressions on hidden states and on the
-tokens of prompts when there is a tenth more answers. All in a process of its own, so that its memory is freed
+one were wrong, or when there are twice as many observations; the regressions when there is a tenth more
+answers. All in a process of its own, so that its memory is freed
 and it can be killed safely.
 """
 
@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from python_backends.nouns.stages import STAGES
 from python_backends.prediction.forest import grow
 from python_backends.prediction.request_log import RequestLog
-from python_backends.prediction.state_model import learned
+from python_backends.prediction.stage_models import MIN_ANSWERS, learned_stages
 from python_backends.prediction.versions import Learned, Version, existing, next_number, publish
 
 MIN_OBSERVATIONS = 100  # for a first forest
 MIN_WRONG = 10  # wrong predictions since the last forest, for another one
 MAX_WRONG, MAX_ORDINARY = 2000, 2000  # observations of one fit, which takes some seconds of one processor
-MIN_ANSWERS = 50  # for a first regression
-MIN_MORE, MORE = 25, 0.1  # answers more than the last one was learned from, for another one
+MIN_MORE, MORE = 25, 0.1  # answers more than the last regressions were learned from, for others
 MAX_FIT_S = 120  # of a processor
 MAX_WAIT_S = 2 * 3600.0  # a fit that hangs
 
@@ -41,27 +41,26 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
     return known >= 2 * last.num_observations and last.num_observations < MAX_WRONG + MAX_ORDINARY
 
 
-def is_regression_due(log: RequestLog, last: Version | None, what: Learned) -> bool:
-    count = log.num_states if what == Learned.STATES else log.num_texts
+def are_regressions_due(log: RequestLog, last: Version | None) -> bool:
     if last is None:
-        return count() >= MIN_ANSWERS
-    return count(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
+        return log.num_known() >= MIN_ANSWERS
+    return log.num_known(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
 
 
-def learn_regression(directory: Path, what: Learned) -> Version | None:
-    """The next regression on states or texts, from the log, becomes the current one. None if there is nothing
-    to learn from.
-    """
+def learn_regressions(directory: Path) -> Version | None:
+    """The next regressions, from the log, become the current ones. None if there is nothing to learn from."""
     started_s = time.process_time()
     log = RequestLog(directory)
-    last_id, known = log.last_id(), log.states() if what == Learned.STATES else log.texts()
+    last_id = log.last_id()
+    known = {stage: found for stage in STAGES if (found := log.known(stage)) is not None}
     log.close()
-    if known is None:
+    learned = learned_stages(known)
+    if not learned.models:
         return None
-    model, number = learned(known), next_number(directory, what)
+    number, most = next_number(directory, Learned.REGRESSIONS), max(len(each) for each in known.values())
     fit_s = round(time.process_time() - started_s, 2)
-    version = Version(number, time.time(), fit_s, len(known), "", last_id, what)
-    publish(directory, version, model.save)
+    version = Version(number, time.time(), fit_s, most, "", last_id, Learned.REGRESSIONS)
+    publish(directory, version, learned.save)
     return version
 
 
@@ -118,11 +117,13 @@ def learn_what_is_due(directory: Path, encoder: str) -> None:
         if what == Learned.FOREST:
             learn(directory, encoder)
         else:
-            learn_regression(directory, what)
+            learn_regressions(directory)
 
 
 def what_is_due(log: RequestLog, directory: Path, encoder: str) -> list[Learned]:
     """The regressions first: they are quick."""
-    regressions = (Learned.STATES, Learned.TEXTS)
-    due = [what for what in regressions if is_regression_due(log, existing(directory, what), what)]
-    return [*due, Learned.FOREST] if is_due(log, encoder, existing(directory)) else due
+    due = {
+        Learned.REGRESSIONS: are_regressions_due(log, existing(directory, Learned.REGRESSIONS)),
+        Learned.FOREST: is_due(log, encoder, existing(directory)),
+    }
+    return [what for what, is_so in due.items() if is_so]

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.messages import AnswerRecord, AtPromptEnd
+from python_backends.nouns.messages import AnswerRecord, AtStage
 from python_backends.nouns.request import Finish
+from python_backends.nouns.stages import OF_STATES, PROMPT_END, TEXT
 from python_backends.prediction import token_counts
 from python_backends.prediction.forest import Observations
 from python_backends.prediction.history import MAX_ANSWERS, Answered
@@ -37,21 +38,17 @@ CREATE TABLE IF NOT EXISTS answers (
   draw REAL,                                         -- random: the smallest ones are the reservoir
   instruction_text TEXT, input_text TEXT);           -- NULL: not kept
 CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS NOT NULL;
+CREATE TABLE IF NOT EXISTS stages (               -- that an answer reached, where the engine gave states
+  answer INTEGER, stage INTEGER,                     -- `nouns.stages`
+  state BLOB, layer INTEGER,                         -- state NULL: it is an old one
+  mean REAL, quantiles BLOB, version INTEGER);       -- as predicted from it; NULL: nothing was
+CREATE UNIQUE INDEX IF NOT EXISTS stages_reached ON stages (answer, stage);
+CREATE INDEX IF NOT EXISTS stages_known ON stages (stage, answer) WHERE state IS NOT NULL;
 """
-# logs of older versions have no such columns
-_OF_STATES = {
-    "state": "BLOB",  # hidden, at the end of the prompt; NULL: the engine gave none, or it is an old one
-    "state_layer": "INTEGER",
-    "end_mean": "REAL",  # as predicted from it; NULL: nothing was
-    "end_quantiles": "BLOB",
-    "end_version": "INTEGER",
-}
-_LATER = {"token_buckets": "BLOB", **_OF_STATES}  # of the prompt; NULL: it is an old one
-_INDEXES = (
-    "CREATE INDEX IF NOT EXISTS states ON answers (id) WHERE state IS NOT NULL",
-    "CREATE INDEX IF NOT EXISTS texts ON answers (id) WHERE token_buckets IS NOT NULL",
-)
-MAX_STATES = 4000  # the newest ones: 9 MB of a model with 576 numbers; as many texts
+BUCKETS = "token_buckets"  # of the prompt; NULL: it is an old one. Logs of older versions have no such column
+_BUCKETS_KNOWN = f"CREATE INDEX IF NOT EXISTS texts ON answers (id) WHERE {BUCKETS} IS NOT NULL"
+MAX_KNOWN = 4000  # the newest: prompts, and states at their ends, 9 MB of a model with 576 numbers
+MAX_WRITTEN = 1000  # the newest states of each later stage
 
 
 def instruction_id(text: str) -> int:
@@ -85,11 +82,9 @@ class RequestLog:
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(_SCHEMA)
             known = {row[1] for row in self._file.execute("PRAGMA table_info(answers)")}
-            for name, kind in _LATER.items():
-                if name not in known:
-                    self._file.execute(f"ALTER TABLE answers ADD COLUMN {name} {kind}")
-            for index in _INDEXES:
-                self._file.execute(index)
+            if BUCKETS not in known:
+                self._file.execute(f"ALTER TABLE answers ADD COLUMN {BUCKETS} BLOB")
+            self._file.execute(_BUCKETS_KNOWN)
         else:
             self._file.execute("PRAGMA query_only=1")
 
@@ -100,25 +95,41 @@ class RequestLog:
 
     def add(self, records: Sequence[AnswerRecord]) -> None:
         """Adds those whose length says something, and deletes the oldest above the limit."""
-        rows = [_row(record) for record in records if record.finish == Finish.STOP or _was_cut(record)]
-        marks = ", ".join("?" * (15 + len(_LATER)))
         with self._file:
             self._file.execute("BEGIN")
-            self._file.executemany(
-                "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens,"
-                " num_output_tokens, ended, mean, quantiles, version, encoder, features, teaches, draw,"
-                f" instruction_text, input_text, {', '.join(_LATER)}) VALUES ({marks})",
-                rows,
-            )
-            self._file.execute(
-                "DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers]
-            )
-            for column in ("state", "token_buckets"):
+            for record in records:
+                if record.finish == Finish.STOP or _was_cut(record):
+                    self._insert(record)
+            for table, number in (("answers", "id"), ("stages", "answer")):
                 self._file.execute(
-                    f"UPDATE answers SET {column} = NULL WHERE {column} IS NOT NULL AND id <="
-                    f" (SELECT id FROM answers WHERE {column} IS NOT NULL ORDER BY id DESC LIMIT 1 OFFSET ?)",
-                    [MAX_STATES],
+                    f"DELETE FROM {table} WHERE {number} <= (SELECT MAX(id) FROM answers) - ?",
+                    [self._max_answers],
                 )
+            self._file.execute(
+                f"UPDATE answers SET {BUCKETS} = NULL WHERE {BUCKETS} IS NOT NULL AND id <="
+                f" (SELECT id FROM answers WHERE {BUCKETS} IS NOT NULL ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                [MAX_KNOWN],
+            )
+            known = "stage = ? AND state IS NOT NULL"
+            for stage in OF_STATES:
+                self._file.execute(
+                    f"UPDATE stages SET state = NULL WHERE {known} AND answer <="
+                    f" (SELECT answer FROM stages WHERE {known} ORDER BY answer DESC LIMIT 1 OFFSET ?)",
+                    [stage, stage, _most(stage)],
+                )
+
+    def _insert(self, record: AnswerRecord) -> None:
+        row = _row(record)
+        number = self._file.execute(
+            "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens,"
+            " num_output_tokens, ended, mean, quantiles, version, encoder, features, teaches, draw,"
+            f" instruction_text, input_text, {BUCKETS}) VALUES ({_marks(row)})",
+            row,
+        ).lastrowid
+        for each in record.stages:
+            if np.isfinite(each.state).all():
+                stage = (number, *_stage(each))
+                self._file.execute(f"INSERT INTO stages VALUES ({_marks(stage)})", stage)
 
     # --- all processes read
 
@@ -164,52 +175,63 @@ class RequestLog:
         ]
         return _observations([*wrong, *ordinary], np.concatenate(weights))
 
-    def num_states(self, after_id: int = 0) -> int:
-        """The number of answers with a state after `after_id`."""
-        return int(self._one("SELECT COUNT(*) FROM answers WHERE state IS NOT NULL AND id > ?", after_id))
-
-    def states(self) -> KnownStates | None:
-        """The newest answers with a state, of the layer and size that the newest has; None if there are
-        none.
+    def num_known(self, after_id: int = 0) -> int:
+        """The number of answers after `after_id` of which the prompt's tokens or the state at its end are
+        known.
         """
-        rows = self._file.execute(
-            "SELECT state, state_layer, num_output_tokens, ended FROM answers WHERE state IS NOT NULL"
-            " ORDER BY id DESC LIMIT ?",
-            [MAX_STATES],
-        ).fetchall()
-        alike = [row for row in rows if (len(row[0]), row[1]) == (len(rows[0][0]), rows[0][1])]
-        if not alike:
-            return None
-        states, layers, lengths, ended = zip(*alike, strict=True)
-        return KnownStates(
-            layers[0],
-            np.frombuffer(b"".join(states), "<f4").reshape(len(alike), -1),
-            np.array(lengths, np.float32),
-            np.array(ended, bool),
-        )
+        at_end = "SELECT answer FROM stages WHERE stage = ? AND state IS NOT NULL"
+        where = f"id > ? AND ({BUCKETS} IS NOT NULL OR id IN ({at_end}))"
+        return int(self._one(f"SELECT COUNT(*) FROM answers WHERE {where}", after_id, PROMPT_END))
 
-    def num_texts(self, after_id: int = 0) -> int:
-        """The number of answers with tokens of their prompts after `after_id`."""
-        return int(
-            self._one("SELECT COUNT(*) FROM answers WHERE token_buckets IS NOT NULL AND id > ?", after_id)
-        )
-
-    def texts(self) -> KnownStates | None:
-        """The newest answers with tokens of their prompts, as numbers; None if there are none."""
-        rows = self._file.execute(
-            "SELECT token_buckets, num_prompt_tokens, num_output_tokens, ended FROM answers"
-            " WHERE token_buckets IS NOT NULL ORDER BY id DESC LIMIT ?",
-            [MAX_STATES],
-        ).fetchall()
+    def known(self, stage: int) -> KnownStates | None:
+        """The newest answers that have reached this stage, with numbers of the layer and size that the newest
+        has; None if there are none.
+        """
+        rows = self._texts() if stage == TEXT else self._states(stage)
         if not rows:
             return None
-        *prompts, lengths, ended = zip(*rows, strict=True)
+        numbers, layers, values, lengths, ended = zip(*rows, strict=True)
         return KnownStates(
-            token_counts.LAYER,
-            token_counts.rows_of(list(zip(*prompts, strict=True))),
+            layers[0],
+            np.stack(values),
             np.array(lengths, np.float32),
             np.array(ended, bool),
+            np.array(numbers, np.int64),
         )
+
+    def _states(self, stage: int) -> list[tuple[Any, ...]]:
+        rows = self._file.execute(
+            "SELECT answer, layer, state, num_output_tokens, ended FROM stages JOIN answers ON id = answer"
+            " WHERE stage = ? AND state IS NOT NULL ORDER BY answer DESC LIMIT ?",
+            [stage, _most(stage)],
+        ).fetchall()
+        kinds = [(layer, len(state)) for _, layer, state, *_ in rows]
+        return [
+            (number, layer, np.frombuffer(state, "<f4"), *rest)
+            for (number, layer, state, *rest), kind in zip(rows, kinds, strict=True)
+            if kind == kinds[0]
+        ]
+
+    def _texts(self) -> list[tuple[Any, ...]]:
+        rows = self._file.execute(
+            f"SELECT id, {BUCKETS}, num_prompt_tokens, num_output_tokens, ended FROM answers"
+            f" WHERE {BUCKETS} IS NOT NULL ORDER BY id DESC LIMIT ?",
+            [MAX_KNOWN],
+        ).fetchall()
+        return [
+            (number, token_counts.LAYER, token_counts.of_kept(kept, count), *rest)
+            for number, kept, count, *rest in rows
+        ]
+
+    def stages(self, from_id: int) -> list[tuple[Any, ...]]:
+        """(answer, stage, mean, quantiles, version) of what was predicted from states of the answers from
+        `from_id` on, by answer and stage.
+        """
+        return self._file.execute(
+            "SELECT answer, stage, mean, quantiles, version FROM stages"
+            " WHERE answer >= ? AND mean IS NOT NULL ORDER BY answer, stage",
+            [from_id],
+        ).fetchall()
 
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """`columns` of the newest `count` answers, newest first."""
@@ -219,6 +241,14 @@ class RequestLog:
 
     def _one(self, query: str, *values: Any) -> Any:
         return self._file.execute(query, values).fetchone()[0]
+
+
+def _most(stage: int) -> int:
+    return MAX_KNOWN if stage == PROMPT_END else MAX_WRITTEN
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _was_cut(record: AnswerRecord) -> bool:
@@ -245,15 +275,13 @@ def _row(record: AnswerRecord) -> tuple[Any, ...]:
         record.instruction if record.user_input else None,
         record.user_input or None,
         None if record.token_buckets is None else token_counts.kept(record.token_buckets),
-        *_at_prompt_end(record.at_prompt_end),
     )
 
 
-def _at_prompt_end(given: AtPromptEnd | None) -> tuple[Any, ...]:
-    if given is None or not np.isfinite(given.state).all():
-        return (None,) * len(_OF_STATES)
+def _stage(given: AtStage) -> tuple[Any, ...]:
     said = given.prediction
     return (
+        given.stage,
         given.state.astype("<f4").tobytes(),
         given.layer,
         said and said.mean,

@@ -1,28 +1,32 @@
-"""Predicts a length from the hidden state at the end of the prompt, or from its tokens: a ridge regression of
-log length, and around it the distribution of the answers of which nearly the same was predicted.
+"""Predicts a length from some numbers: a ridge regression of log length, and around it the distribution of
+the answers of which nearly the same was predicted.
 
 How far those were from what the others predict of them says how far this one may be: quantiles by conformal
-prediction, with Kaplan and Meier's estimate where answers were cut short. It is stored as plain arrays in one
-.npz file. Fitted by the learner, used by the scheduler model.
+prediction, with Kaplan and Meier's estimate where answers were cut short. There is one for each stage
+(`stage_models`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
-from zipfile import BadZipFile
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.nouns.request import Floats, LengthPrediction
 from python_backends.prediction.lengths import LEVELS, Doubles, Flags, distribution, order, predict
-from python_backends.prediction.ridge import fit
+from python_backends.prediction.ridge import Ridge, fit
 
 NEIGHBOURS = 100  # answers whose residuals make a distribution
 
 
+HALF: Doubles = np.array([0.5])
+BEYOND = 0.25  # of its tokens: what is to come of an answer that is longer than all that were like it
+
+
 class StateModelError(ValueError):
-    """A file does not contain a valid model."""
+    """Arrays that are no valid model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,21 +38,39 @@ class StateModel:
     lengths: Doubles  # [answers] tokens
     ended: Flags  # [answers] false: cut short
 
-    def predict(self, state: Floats, layer: int, most: int) -> LengthPrediction | None:
-        """Of an answer of at most `most` tokens. None if `state` is not what was learned from, or no
-        numbers.
+    def predict(self, state: Floats, layer: int, most: int, start: float = 0.0) -> LengthPrediction | None:
+        """Of an answer of at most `most` tokens; `start` is added to what the regression says. None if
+        `state` is not what was learned from, or no numbers.
         """
-        if layer != self.layer or state.shape != self.weights.shape:
+        middle = self.log_length(state, layer, start)
+        if middle is None:
             return None
-        middle = float(state @ self.weights) + self.offset
-        if not np.isfinite(middle):
-            return None
-        middle = float(np.clip(middle, 0.0, np.log(self.lengths.max())))
         lengths, ended = self._near(middle)
         places = order(lengths, ended)
         below = distribution(ended[places], np.ones(len(places)))
         levels = np.minimum(LEVELS * (1 + 1 / len(places)), 1.0)
         return predict(np.clip(lengths[places], 1.0, most), below, levels)
+
+    def log_length(self, state: Floats, layer: int, start: float = 0.0) -> float | None:
+        """What the regression says; None as in `predict`."""
+        if layer != self.layer or state.shape != self.weights.shape:
+            return None
+        middle = float(state @ self.weights) + self.offset + start
+        return float(np.clip(middle, 0.0, np.log(self.lengths.max()))) if np.isfinite(middle) else None
+
+    def to_come(self, middle: float, written: int) -> float:
+        """The median of what is still to come, at least 1, of an answer that has lasted `written` tokens and
+        whose log length is said to be `middle`.
+        """
+        lengths, ended = self._near(middle)
+        longer = lengths > written
+        if not longer.any():
+            return max(1.0, BEYOND * written)
+        lengths, ended = lengths[longer], ended[longer]
+        places = order(lengths, ended)
+        below = distribution(ended[places], np.ones(len(places)))
+        median = float(predict(lengths[places], below, HALF).quantiles[0])
+        return max(1.0, min(median, float(self.lengths.max())) - written)
 
     def _near(self, middle: float) -> tuple[Doubles, Flags]:
         """The lengths of the answers next to `middle`, in proportion to it, and whether they ended."""
@@ -58,43 +80,50 @@ class StateModel:
         near = slice(begin, begin + count)
         return self.lengths[near] * np.exp(middle - self.logs[near]), self.ended[near]
 
-    def save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+    def arrays(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
-    def load(path: Path) -> StateModel:
-        """Raises StateModelError."""
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                found = {field.name: arrays[field.name] for field in fields(StateModel)}
-            layer, offset = int(found.pop("layer")), float(found.pop("offset"))
-        except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
-            raise StateModelError(f"{path}: {error}") from error
-        model = StateModel(layer=layer, offset=offset, **found)
+    def of_arrays(found: dict[str, Any]) -> StateModel:
+        """Raises StateModelError, or what arrays raise that are none."""
+        numbers = {"layer": int(found["layer"]), "offset": float(found["offset"])}
+        model = StateModel(**found | numbers)
         if not len(model.logs) or not len(model.logs) == len(model.lengths) == len(model.ended):
-            raise StateModelError(f"{path}: {len(model.logs)} answers, {len(model.lengths)} lengths")
+            raise StateModelError(f"{len(model.logs)} answers, {len(model.lengths)} lengths")
         return model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStates:
-    """The states, or the counts of tokens, of answers that have ended."""
+    """The states, or the counts of tokens, that answers had at one stage."""
 
     layer: int
     states: Floats  # [answers, hidden]
     lengths: Floats  # [answers] tokens
     ended: Flags  # [answers] false: cut short
+    # [answers] which answers these are, where they are looked up at another stage
+    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
 
 def learned(known: KnownStates) -> StateModel:
+    return learned_with_logs(known)[0]
+
+
+def learned_with_logs(known: KnownStates) -> tuple[StateModel, Doubles]:
+    """And the log length of each answer [answers] as the others predict it."""
     lengths = known.lengths.astype(np.float64)
     ridge = fit(known.states, np.log(lengths), known.ended)
-    logs = np.clip(ridge.left_out, 0.0, np.log(lengths.max()))
+    return of_ridge(known.layer, ridge, ridge.left_out, lengths, known.ended)
+
+
+def of_ridge(
+    layer: int, ridge: Ridge, said: Doubles, lengths: Doubles, ended: Flags
+) -> tuple[StateModel, Doubles]:
+    """`said` [answers]: the log lengths as the others predict them. Returns them as they are used, too."""
+    logs = np.clip(said, 0.0, np.log(lengths.max()))
     places = np.argsort(logs, kind="stable")
-    return StateModel(
-        known.layer, ridge.weights, ridge.offset, logs[places], lengths[places], known.ended[places]
-    )
+    model = StateModel(layer, ridge.weights, ridge.offset, logs[places], lengths[places], ended[places])
+    return model, logs

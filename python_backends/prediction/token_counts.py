@@ -7,8 +7,6 @@ keeps the buckets in ascending order: no text can be read back from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,11 +34,9 @@ def numbers_of(buckets: Ids | NDArray[np.uint16], num_tokens: int) -> Floats:
     return numbers
 
 
-def rows_of(prompts: Sequence[tuple[bytes, int]]) -> Floats:
-    """[prompts, WIDTH] from what the log keeps of each: its buckets, as `kept` writes them, and its length in
-    tokens.
-    """
-    return np.stack([numbers_of(np.frombuffer(kept, "<u2"), count) for kept, count in prompts])
+def of_kept(buckets: bytes, num_tokens: int) -> Floats:
+    """The same from what the log keeps of a prompt."""
+    return numbers_of(np.frombuffer(buckets, "<u2"), num_tokens)
 
 
 def kept(buckets: Ids) -> bytes:

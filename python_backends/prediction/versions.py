@@ -23,15 +23,10 @@ class Learned(StrEnum):
     """Each begins the names of its files."""
 
     FOREST = "forest"
-    STATES = "states"  # a regression on hidden states
-    TEXTS = "texts"  # a regression on the tokens of prompts
+    REGRESSIONS = "regressions"  # one for each stage
 
 
-CURRENT = {
-    Learned.FOREST: "current.json",
-    Learned.STATES: "current-states.json",
-    Learned.TEXTS: "current-texts.json",
-}
+CURRENT = {Learned.FOREST: "current.json", Learned.REGRESSIONS: "current-regressions.json"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What was predicted of lengths, and what came true. Pure; the scheduler model's streams thread calls it.
 
 Every request is predicted when it comes: from the tokens of its prompt, or from recent answers before
-anything is learned; and again from the hidden state at the end of its prompt, where the engine gives it.
+anything is learned; and again from hidden states, where the engine gives them: at the end of its prompt, and
+at the stages that its answer reaches.
 
 Where an encoder is named, the length predictor is asked as well, when its answer can be used: while requests
 compete for slots or memory (`ask_all`). Otherwise one request every `sample_every_s` is asked for, whichever
@@ -23,17 +24,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from python_backends.nouns.messages import AnswerRecord, AtPromptEnd, LengthAnswer
+from python_backends.nouns.messages import AnswerRecord, AtStage, LengthAnswer
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
     Finish,
+    Floats,
     Ids,
     LengthPrediction,
     Request,
     Sampling,
     Subject,
 )
+from python_backends.nouns.stages import PROMPT_END
 from python_backends.prediction.history import Answered, RecentAnswers
+from python_backends.prediction.read_states import ReadStates
 from python_backends.prediction.request_log import CUT_SHORT, instruction_id
 from python_backends.watching.metrics import Metrics
 
@@ -74,7 +78,8 @@ class Predictions:
         # to be known, by request; None: not answered yet
         self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}
         self._had_begun: set[int] = set()  # of these, when they were asked for
-        self._computed: dict[int, AtPromptEnd] = {}  # open, and their prompts have been computed
+        self._states: dict[int, ReadStates] = {}  # open, and states of them have been read
+        self._stages: dict[int, dict[int, AtStage]] = {}  # of these: by stage that they have reached
         self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
         self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
         self._records: list[AnswerRecord] = []
@@ -105,18 +110,26 @@ class Predictions:
             self._sampled_s = now_s
             self._ask(request_id, self._unasked.pop(request_id))
 
-    def computed(self, request_id: int, at_prompt_end: AtPromptEnd) -> None:
-        """The prompt of a request has been computed."""
+    def read_state(self, request_id: int, num_written: int, state: Floats) -> tuple[Floats, Floats] | None:
+        """The hidden `state` [hidden] of a request was read, after so many tokens of its answer. Returns what
+        this stage is predicted from, and the state at the prompt's end, each [hidden]; None: it is no stage.
+        """
         if request_id not in self._read:
-            return
-        self._computed[request_id] = at_prompt_end
-        if at_prompt_end.prediction is not None:
-            self._metrics.count("gapless_length_predictions_total", labels=(("source", "state"),))
+            return None
+        states = self._states.setdefault(request_id, ReadStates())
+        found = states.add(num_written, state)
+        return None if found is None or states.at_prompt_end is None else (found, states.at_prompt_end)
+
+    def reached(self, request_id: int, at_stage: AtStage) -> None:
+        """A request has come to this stage."""
+        self._stages.setdefault(request_id, {})[at_stage.stage] = at_stage
+        if at_stage.prediction is not None:
+            source = "state" if at_stage.stage == PROMPT_END else "written"
+            self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
 
     def is_known(self, request_id: int) -> bool:
         """Whether its length was predicted from its hidden state."""
-        found = self._computed.get(request_id)
-        return found is not None and found.prediction is not None
+        return any(each.prediction is not None for each in self._stages.get(request_id, {}).values())
 
     def ask_all(self, has_begun: Callable[[int], bool]) -> None:
         """The length of every open request is wanted: first of those that have not
@@ -158,7 +171,8 @@ class Predictions:
         return makes_sense
 
     def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> None:
-        at_prompt_end = self._computed.pop(request.request_id, None)
+        self._states.pop(request.request_id, None)
+        stages = tuple(self._stages.pop(request.request_id, {}).values())
         self._unasked.pop(request.request_id, None)
         _, answer = self._open.pop(request.request_id, (None, NOTHING))
         if request.request_id in self._had_begun:
@@ -168,10 +182,8 @@ class Predictions:
         read = self._read.pop(request.request_id, None)
         if read is None:
             return
-        record = self._record(request, read, num_output_tokens, finish, at_prompt_end)
-        if at_prompt_end is not None and at_prompt_end.prediction is not None and finish == Finish.STOP:
-            error = abs(float(at_prompt_end.prediction.quantiles[MEDIAN]) - num_output_tokens)
-            self._metrics.observe("gapless_length_error_at_prompt_end_tokens", error)
+        record = self._record(request, read, num_output_tokens, finish, stages)
+        self._observe_stages(stages, num_output_tokens, finish)
         self._add_to_recent(read.subject, num_output_tokens, finish)
         said = _joined(answer or NOTHING, read.said)
         self._observe(said, num_output_tokens, finish)
@@ -193,7 +205,7 @@ class Predictions:
         read: _Read,
         num_output_tokens: int,
         finish: Finish,
-        at_prompt_end: AtPromptEnd | None,
+        stages: tuple[AtStage, ...],
     ) -> AnswerRecord:
         return AnswerRecord(
             at_s=time.time(),
@@ -204,7 +216,7 @@ class Predictions:
             finish=finish,
             predicted=read.said,
             user_input=read.subject.user_input if self._keep_prompts else "",
-            at_prompt_end=at_prompt_end,
+            stages=stages,
             token_buckets=read.buckets,
         )
 
@@ -220,6 +232,13 @@ class Predictions:
             self._metrics.gauge("gapless_predictor_version", answer.version)
         source = "none" if answer.prediction is None else source
         self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
+
+    def _observe_stages(self, stages: tuple[AtStage, ...], num_output_tokens: int, finish: Finish) -> None:
+        for each in stages:
+            if each.prediction is not None and finish == Finish.STOP:
+                where = "at_prompt_end" if each.stage == PROMPT_END else "while_written"
+                error = abs(float(each.prediction.quantiles[MEDIAN]) - num_output_tokens)
+                self._metrics.observe(f"gapless_length_error_{where}_tokens", error)
 
     def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
         if answer.prediction is not None and finish == Finish.STOP:

@@ -96,7 +96,7 @@ class TritonPythonModel:
             Feedback: table.feedback,
             Idle: table.idle,
             Failed: table.failed,
-            HiddenStates: self._prompts_computed,
+            HiddenStates: self._states_read,
             **self._instances.readers,
         }
         self._spans = _spans(trace_url)
@@ -245,17 +245,19 @@ class TritonPythonModel:
         if self._predictor.is_free:
             self._predictor.ask(self._predictions.take_questions())
 
-    def _prompts_computed(self, prompts: HiddenStates) -> None:
-        self._observe("lengths could not be predicted", partial(self._predict_by_states, prompts))
+    def _states_read(self, states: HiddenStates) -> None:
+        self._observe("lengths could not be predicted", partial(self._predict_by_states, states))
 
-    def _predict_by_states(self, prompts: HiddenStates) -> None:
-        for request_id, state in zip(prompts.request_ids.tolist(), prompts.by_row(), strict=True):
+    def _predict_by_states(self, states: HiddenStates) -> None:
+        places = zip(states.request_ids.tolist(), states.num_written.tolist(), strict=True)
+        for (request_id, written), state in zip(places, states.by_row(), strict=True):
             stream = self._table.find(request_id)
-            if stream is None:
+            read = None if stream is None else self._predictions.read_state(request_id, written, state)
+            if stream is None or read is None:
                 continue
             most = stream.request.sampling.max_tokens
-            found = self._learned.predict(state, prompts.layer, most)
-            self._predictions.computed(request_id, found)
+            found = self._learned.predict(read[0], states.layer, most, written, read[1])
+            self._predictions.reached(request_id, found)
             if found.prediction is not None:
                 self._table.predicted(request_id, found.prediction)
 

@@ -62,7 +62,9 @@ COUNTERS = {
     ),
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
-    "gapless_length_predictions_total": "Lengths predicted, by source: state, text, forest, history, none",
+    "gapless_length_predictions_total": (
+        "Lengths predicted, by source: written, state, text, forest, history, none"
+    ),
     "gapless_instance_seconds_total": "Seconds that instances have run, summed over all instances",
     "gapless_scalings_total": "Times that there was one instance more or less, by direction: up, down",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
@@ -111,6 +113,8 @@ HISTOGRAMS = {
     " its text",
     "gapless_length_error_at_prompt_end_tokens": "Between the length of an answer and its median as predicted"
     " from the hidden state at the end of its prompt",
+    "gapless_length_error_while_written_tokens": "Between the length of an answer and its median as predicted"
+    " from its hidden states after 128, 256, 512 or 1024 tokens",
     "gapless_migration_seconds": "From the decision to move a running request until it goes on elsewhere",
     "gapless_migration_downtime_seconds": (
         "From the time when the source has stopped until the first token of the destination"
@@ -124,6 +128,7 @@ _BOUNDS = {
     "gapless_token_gap_seconds": GAP_BOUNDS_S,
     "gapless_length_prediction_error_tokens": TOKEN_BOUNDS,
     "gapless_length_error_at_prompt_end_tokens": TOKEN_BOUNDS,
+    "gapless_length_error_while_written_tokens": TOKEN_BOUNDS,
 }
 
 

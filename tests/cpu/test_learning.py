@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 
 from python_backends.learner import Learner, lock
-from python_backends.nouns.messages import AnswerRecord, AtPromptEnd
+from python_backends.nouns.messages import AnswerRecord, AtStage
 from python_backends.nouns.request import Finish
+from python_backends.nouns.stages import PROMPT_END, TEXT, WRITTEN
 from python_backends.prediction import learning, request_log
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.learning import (
     Fit,
+    are_regressions_due,
     is_due,
-    is_regression_due,
     learn,
     learn_apart,
-    learn_regression,
+    learn_regressions,
     what_is_due,
 )
 from python_backends.prediction.regressions import Regressions
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.prediction.state_model import StateModel
+from python_backends.prediction.stage_models import MIN_ANSWERS, StageModels
 from python_backends.prediction.token_counts import buckets_of, numbers_of
 from python_backends.prediction.versions import CURRENT, KEPT, Learned, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
@@ -256,7 +257,7 @@ def with_states(count: int, seed: int = 0, finish: Finish = Finish.STOP) -> list
     states = np.random.default_rng(seed).normal(4, 1, (count, 4)).astype(np.float32)
     return [
         record(num_output=int(np.exp(state[0]).clip(1)), features=False, finish=finish).changed(
-            at_prompt_end=AtPromptEnd(state, 18)
+            stages=(AtStage(PROMPT_END, state, 18),)
         )
         for state in states
     ]
@@ -265,22 +266,22 @@ def with_states(count: int, seed: int = 0, finish: Finish = Finish.STOP) -> list
 def test_hidden_states_are_learned_from_first_and_again_when_there_are_a_tenth_more(
     tmp_path: Path, log: RequestLog
 ) -> None:
-    log.add(with_states(learning.MIN_ANSWERS - 1))
-    assert not is_regression_due(log, None, Learned.STATES)
+    log.add(with_states(MIN_ANSWERS - 1))
+    assert not are_regressions_due(log, None)
     log.add(with_states(400, seed=1))
-    assert is_regression_due(log, None, Learned.STATES)
-    version = learn_regression(tmp_path, Learned.STATES)
+    assert are_regressions_due(log, None)
+    version = learn_regressions(tmp_path)
     assert version is not None
-    assert version == current(tmp_path, Learned.STATES)
+    assert version == current(tmp_path, Learned.REGRESSIONS)
     assert current(tmp_path) is None, "no forest"
-    model = StateModel.load(version.path(tmp_path))
-    found = model.predict(np.array([5, 4, 4, 4], np.float32), 18, 10_000)
+    models = StageModels.load(version.path(tmp_path))
+    found = models.predict(PROMPT_END, np.array([5, 4, 4, 4], np.float32), 18, 10_000)
     assert found is not None
     assert found.mean == pytest.approx(np.exp(5), rel=0.15)
     log.add(with_states(round(learning.MORE * version.num_observations) - 1, seed=2))
-    assert not is_regression_due(log, version, Learned.STATES)
+    assert not are_regressions_due(log, version)
     log.add(with_states(1, seed=3))
-    assert is_regression_due(log, version, Learned.STATES)
+    assert are_regressions_due(log, version)
     assert not is_due(log, ENCODER, None), "there are no features"
 
 
@@ -300,13 +301,13 @@ def with_tokens(count: int, seed: int = 0) -> list[AnswerRecord]:
 def test_tokens_of_prompts_are_learned_from_and_again_when_there_are_a_tenth_more(
     tmp_path: Path, log: RequestLog
 ) -> None:
-    log.add([*with_tokens(learning.MIN_ANSWERS - 1), *answers(10, 2)])
-    assert not is_regression_due(log, None, Learned.TEXTS)
+    log.add([*with_tokens(MIN_ANSWERS - 1), *answers(10, 2)])
+    assert not are_regressions_due(log, None)
     log.add(with_tokens(200, seed=1))
-    assert what_is_due(log, tmp_path, ENCODER) == [Learned.TEXTS]
-    version = learn_regression(tmp_path, Learned.TEXTS)
+    assert what_is_due(log, tmp_path, ENCODER) == [Learned.REGRESSIONS]
+    version = learn_regressions(tmp_path)
     assert version is not None
-    assert version == current(tmp_path, Learned.TEXTS)
+    assert version == current(tmp_path, Learned.REGRESSIONS)
     model = Regressions(lambda: tmp_path)
     model.look()
     found = [
@@ -317,14 +318,14 @@ def test_tokens_of_prompts_are_learned_from_and_again_when_there_are_a_tenth_mor
     assert short is not None
     assert long.mean > 3 * short.mean
     log.add(with_tokens(learning.MIN_MORE, seed=2))
-    assert what_is_due(log, tmp_path, ENCODER) == [Learned.TEXTS]
+    assert what_is_due(log, tmp_path, ENCODER) == [Learned.REGRESSIONS]
 
 
 def test_the_oldest_tokens_are_dropped(log: RequestLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "MAX_STATES", 10)
+    monkeypatch.setattr(request_log, "MAX_KNOWN", 10)
     log.add(with_tokens(18))
-    assert (log.num_answers(), log.num_texts()) == (18, 10)
-    known = log.texts()
+    assert (log.num_answers(), log.num_known()) == (18, 10)
+    known = log.known(TEXT)
     assert known is not None
     assert known.lengths.tolist() == [200, 20] * 5
     expected = with_tokens(18)[-1].token_buckets
@@ -335,9 +336,9 @@ def test_the_oldest_tokens_are_dropped(log: RequestLog, monkeypatch: pytest.Monk
 def test_of_hidden_states_only_those_like_the_newest_are_learned_from(log: RequestLog) -> None:
     """Another version of the code may have taken them after another layer."""
     log.add(with_states(30))
-    other = AtPromptEnd(np.ones(4, np.float32), 20)
-    log.add([each.changed(at_prompt_end=other) for each in with_states(3)])
-    known = log.states()
+    other = AtStage(PROMPT_END, np.ones(4, np.float32), 20)
+    log.add([each.changed(stages=(other,)) for each in with_states(3)])
+    known = log.known(PROMPT_END)
     assert known is not None
     assert (len(known), known.layer, known.states.shape) == (3, 20, (3, 4))
 
@@ -345,15 +346,23 @@ def test_of_hidden_states_only_those_like_the_newest_are_learned_from(log: Reque
 def test_the_oldest_hidden_states_are_dropped_and_states_that_are_no_numbers_never_kept(
     log: RequestLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "MAX_STATES", 10)
+    monkeypatch.setattr(request_log, "MAX_KNOWN", 10)
+    monkeypatch.setattr(request_log, "MAX_WRITTEN", 3)
     log.add(with_states(8))
-    broken = AtPromptEnd(np.array([np.nan, 1, 1, 1], np.float32), 18)
-    log.add([each.changed(at_prompt_end=broken) for each in with_states(5)])
-    log.add(with_states(8, seed=1))
-    assert (log.num_answers(), log.num_states()) == (21, 10)
-    known = log.states()
+    broken = AtStage(PROMPT_END, np.array([np.nan, 1, 1, 1], np.float32), 18)
+    log.add([each.changed(stages=(broken,)) for each in with_states(5)])
+    newest = [
+        each.changed(stages=(*each.stages, each.stages[0].changed(stage=WRITTEN[0])))
+        for each in with_states(8, seed=1)
+    ]
+    log.add(newest)
+    assert (log.num_answers(), log.num_known()) == (21, 10)
+    known, later = log.known(PROMPT_END), log.known(WRITTEN[0])
     assert known is not None
-    assert known.states[0].tolist() == with_states(8, seed=1)[-1].at_prompt_end.state.tolist()  # type: ignore[union-attr]
+    assert later is not None
+    assert known.states[0].tolist() == newest[-1].stages[0].state.tolist()
+    assert later.states.tolist() == known.states[:3].tolist()
+    assert later.numbers.tolist() == known.numbers[:3].tolist() == [21, 20, 19]
 
 
 def test_a_log_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
@@ -363,14 +372,14 @@ def test_a_log_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
     log = RequestLog(tmp_path, 100)
     log.add(with_states(2))
     log.add(with_tokens(1))
-    assert (log.num_answers(), log.num_states(), log.num_texts()) == (4, 2, 1)
+    assert (log.num_answers(), log.num_known()) == (4, 3)
 
 
 def test_a_process_of_its_own_learns_what_is_due_and_nothing_else(tmp_path: Path, log: RequestLog) -> None:
-    log.add(with_states(learning.MIN_ANSWERS))
+    log.add(with_states(MIN_ANSWERS))
     assert ended(learn_apart(tmp_path, ENCODER)) == 0
     assert current(tmp_path) is None
-    assert current(tmp_path, Learned.STATES) is not None
+    assert current(tmp_path, Learned.REGRESSIONS) is not None
 
 
 def ended(fit: Fit) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from commands import stats
-from python_backends.nouns.messages import AtPromptEnd
+from python_backends.nouns.messages import AtStage
 from python_backends.nouns.request import Finish
+from python_backends.nouns.stages import PROMPT_END, WRITTEN
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT, Learned
@@ -55,7 +56,7 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     code, text = told()
     assert code == 0
     assert "forest: version 7, learned 2023-11-14" in text
-    assert "states: nothing has been learned yet" in text
+    assert "regressions: nothing has been learned yet" in text
     stage, everything, said, sang = (line.split() for line in text.splitlines() if line.startswith("│ "))
     assert [cell for cell in stage if cell != "│"] == ["text", "4", "30", "10.0", "10.0", "nan", "75%", "75%"]
     assert everything[1:14:2][:1] == ["all"]
@@ -74,8 +75,8 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert (directory / "stats.svg").stat().st_size > 1000
 
 
-def at_end(mean: float) -> AtPromptEnd:
-    return AtPromptEnd(np.ones(4, np.float32), 18, prediction(mean), 2)
+def at(stage: int, mean: float) -> AtStage:
+    return AtStage(stage, np.ones(4, np.float32), 18, prediction(mean), 2)
 
 
 def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_answer(  # type: ignore[no-untyped-def]
@@ -85,8 +86,9 @@ def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_an
     log = RequestLog(directory, 100)
     for length in (10, 20, 40, 80):
         # the text is wrong about the order, the state is a tenth too much
-        log.add([record(num_output=length, mean=90 - length).changed(at_prompt_end=at_end(1.1 * length))])
-    log.add([record(num_output=7, finish=Finish.LENGTH).changed(at_prompt_end=at_end(9))])
+        stages = (at(PROMPT_END, 1.1 * length), *([at(WRITTEN[0], 81)] if length > 50 else []))
+        log.add([record(num_output=length, mean=90 - length).changed(stages=stages)])
+    log.add([record(num_output=7, finish=Finish.LENGTH).changed(stages=(at(PROMPT_END, 9),))])
     log.close()
     path = tmp_path / "answers.json"
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--json", str(path)])
@@ -95,12 +97,15 @@ def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_an
     lines = [[cell for cell in line.split() if cell != "│"] for line in text.splitlines() if "│" in line]
     assert ["text", "4", "38", "50.0", "50.0", "-1.00", "75%", "75%"] in lines
     assert ["prompt", "4", "38", "3.8", "3.8", "1.00", "100%", "100%"] in lines
+    assert ["128", "1", "80", "1.0", "1.0", "nan", "100%", "100%"] in lines
     listed = json.loads(path.read_text())
     assert [each["length"] for each in listed] == [10, 20, 40, 80, 7]
     assert [each["ended"] for each in listed] == [True] * 4 + [False]
     assert listed[1]["predicted"] == pytest.approx(22)
     assert listed[1]["quantiles"][2] == pytest.approx(22)
     assert listed[1]["text"]["predicted"] == pytest.approx(70)
+    assert listed[2]["written"] == {}
+    assert listed[3]["written"]["128"]["predicted"] == pytest.approx(81)
     assert listed[4]["text"] == {"predicted": None, "mean": None, "quantiles": None}
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "-"])
     code, text = told()

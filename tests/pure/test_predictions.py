@@ -14,8 +14,9 @@ import pytest
 
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import AtPromptEnd, LengthAnswer, Predicted, Submit
+from python_backends.nouns.messages import AtStage, LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.nouns.stages import PROMPT_END, READ_EVERY, WRITTEN
 from python_backends.nouns.step import Started, Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import (
@@ -25,7 +26,7 @@ from python_backends.settings import (
     Settings,
     StreamSettings,
 )
-from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, without_subject
+from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, MEDIAN, Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
 from tests.support.toy_engine import TOY
@@ -106,7 +107,15 @@ def test_while_nobody_competes_one_request_in_a_while_is_asked_for_and_all_are_l
 
 
 def is_empty(books: Predictions) -> bool:
-    kept = (books._unasked, books._open, books._computed, books._pending, books._ended, books._had_begun)
+    kept = (
+        books._unasked,
+        books._open,
+        books._stages,
+        books._states,
+        books._pending,
+        books._ended,
+        books._had_begun,
+    )
     return not any((*kept, books._read))
 
 
@@ -121,8 +130,8 @@ def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first()
     assert books.take_questions() == []
 
 
-def at_prompt_end(prediction: LengthPrediction | None = None) -> AtPromptEnd:
-    return AtPromptEnd(np.ones(4, np.float32), 18, prediction, 5 if prediction else 0)
+def at_stage(prediction: LengthPrediction | None = None, stage: int = PROMPT_END) -> AtStage:
+    return AtStage(stage, np.ones(4, np.float32), 18, prediction, 5 if prediction else 0)
 
 
 def test_every_request_whose_prompt_was_computed_is_logged_with_its_state() -> None:
@@ -135,13 +144,13 @@ def test_every_request_whose_prompt_was_computed_is_logged_with_its_state() -> N
     books.answered(1, LengthAnswer(GOOD, 1))
     books.opened(request(3))
     for number in range(4):
-        books.computed(number, at_prompt_end(GOOD if number == 3 else None))
+        books.reached(number, at_stage(GOOD if number == 3 else None))
         books.ended(request(number), 7, Finish.STOP)
     records = books.take_records()
     assert [each.predicted.prediction is not None for each in records] == [True, False, False]
     books.answered(2, LengthAnswer(GOOD, 1))
     records += books.take_records()
-    assert [each.at_prompt_end is not None for each in records] == [True] * 4
+    assert [bool(each.stages) for each in records] == [True] * 4
     errors = books._metrics.histograms["gapless_length_error_at_prompt_end_tokens"]
     assert (sum(errors.counts), errors.sum) == (1, 2)
     books.take_questions()
@@ -153,19 +162,41 @@ def test_a_length_that_its_state_tells_is_not_asked_for() -> None:
     for number in range(4):
         books.opened(request(number))
     books.take_questions()
-    books.computed(1, at_prompt_end(GOOD))
-    books.computed(2, at_prompt_end())
+    books.reached(1, at_stage(GOOD))
+    books.reached(2, at_stage())
     assert [books.is_known(number) for number in range(4)] == [False, True, False, False]
     books.ask_all(nobody)
     assert [number for number, _ in books.take_questions()] == [2, 3]
     books.ended(request(1), 7, Finish.STOP)
-    assert [each.at_prompt_end is not None for each in books.take_records()] == [True]
+    assert [bool(each.stages) for each in books.take_records()] == [True]
 
 
 def test_a_state_of_a_request_that_is_not_open_is_ignored() -> None:
     books = predictions()
-    books.computed(7, at_prompt_end(GOOD))
-    assert not books.is_known(7)
+    assert books.read_state(7, PROMPT_END, np.ones(4, np.float32)) is None
+    assert is_empty(books)
+
+
+def test_every_stage_that_an_answer_reaches_is_logged_with_the_mean_of_its_states() -> None:
+    books, told = predictions(), []
+    books.opened(request(1))
+    for written in range(0, WRITTEN[1] + 1, READ_EVERY):
+        found = books.read_state(1, written, np.array([written], np.float32))
+        if found is not None:
+            told.append((written, found[0].item(), found[1].item()))
+            books.reached(1, at_stage(GOOD, written))
+    middle = READ_EVERY / 2
+    assert told == [(0, 0, 0), *((stage, stage / 2 + middle, 0) for stage in WRITTEN[:2])]
+    books.ended(request(1), 300, Finish.STOP)
+    books.answered(1, LengthAnswer())
+    (record,) = books.take_records()
+    assert [each.stage for each in record.stages] == [PROMPT_END, *WRITTEN[:2]]
+    errors = books._metrics.histograms["gapless_length_error_while_written_tokens"]
+    assert (sum(errors.counts), errors.sum) == (2, 2 * (300 - GOOD.quantiles[MEDIAN]))
+    counters = books._metrics.counters
+    assert counters["gapless_length_predictions_total", (("source", "written"),)] == 2
+    books.take_questions()
+    assert is_empty(books)
 
 
 def test_what_had_begun_before_it_was_asked_for_teaches_nothing() -> None:
@@ -288,13 +319,13 @@ def test_every_request_is_predicted_from_its_tokens_and_nothing_is_asked() -> No
     assert books.opened(request(1), BUCKETS, LengthAnswer(GOOD, 4)) is GOOD
     books.ask_all(nobody)
     assert books.take_questions() == []
-    books.computed(1, at_prompt_end(GOOD))
+    books.reached(1, at_stage(GOOD))
     assert books.is_known(1)
     books.ended(request(1), 7, Finish.STOP)
     (record,) = books.take_records()
     assert (record.predicted.prediction, record.predicted.version) == (GOOD, 4)
     assert record.token_buckets is BUCKETS
-    assert record.at_prompt_end is not None
+    assert len(record.stages) == 1
     counters = books._metrics.counters
     assert counters["gapless_length_predictions_total", (("source", "text"),)] == 1
     assert books._metrics.histograms["gapless_length_prediction_error_tokens"].sum == 2

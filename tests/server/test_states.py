@@ -79,7 +79,7 @@ def logged(gapless: Gapless) -> list[dict[str, float]]:
 
 
 def learned(gapless: Gapless) -> Path | None:
-    return next(iter(sorted(Path(gapless.learned).glob("*/states-*.npz"), reverse=True)), None)
+    return next(iter(sorted(Path(gapless.learned).glob("*/regressions-*.npz"), reverse=True)), None)
 
 
 def test_what_was_asked_is_learned_and_every_later_request_is_predicted(gapless: Gapless) -> None:
@@ -104,13 +104,14 @@ def test_a_version_that_is_nonsense_changes_no_text(gapless: Gapless) -> None:
     path = wait_for(lambda: learned(gapless), 120)
     with np.load(path) as arrays:
         broken = {
-            name: np.full_like(arrays[name], np.nan) if name == "weights" else arrays[name] for name in arrays
+            name: np.full_like(arrays[name], np.nan) if name.endswith("weights") else arrays[name]
+            for name in arrays
         }
-    current = path.with_name("current-states.json")
+    current = path.with_name("current-regressions.json")
     # nothing is newer than what they were learned from: the learner makes no other version
     version = json.loads(current.read_text()) | {"last_id": 10**9}
-    np.savez(path.with_name("states-900000.npz"), **broken)
-    path.with_name("states-900001.npz").write_bytes(b"nonsense")
+    np.savez(path.with_name("regressions-900000.npz"), **broken)
+    path.with_name("regressions-900001.npz").write_bytes(b"nonsense")
 
     def is_silent() -> bool:
         """Whether nothing is predicted; the texts are the same anyway."""
@@ -122,7 +123,7 @@ def test_a_version_that_is_nonsense_changes_no_text(gapless: Gapless) -> None:
     def is_refused() -> bool:
         current.write_text(json.dumps(version | {"number": 900_001}))
         assert ask(gapless, texts) == expected
-        return "states-900001.npz" in gapless.log
+        return "regressions-900001.npz" in gapless.log
 
     wait_for(is_silent, 120)
     wait_for(is_refused, 120)

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from python_backends.nouns.stages import PROMPT_END, TEXT
 from python_backends.prediction.regressions import Regressions
+from python_backends.prediction.stage_models import StageModels
 from python_backends.prediction.state_model import StateModel
 from python_backends.prediction.token_counts import LAYER, WIDTH, buckets_of
 from python_backends.prediction.versions import CURRENT, Learned, Version, publish
@@ -23,7 +25,12 @@ def model(weight: float) -> StateModel:
 
 
 def publish_number(directory: Path, number: int, weight: float) -> None:
-    publish(directory, Version(number, 0.0, 0.0, 30, "", 30, Learned.STATES), model(weight).save)
+    publish_models(directory, number, {PROMPT_END: model(weight)})
+
+
+def publish_models(directory: Path, number: int, models: dict[int, StateModel]) -> None:
+    version = Version(number, 0.0, 0.0, 30, "", 30, Learned.REGRESSIONS)
+    publish(directory, version, StageModels(models).save)
 
 
 def test_tokens_are_read_by_their_own_regression(tmp_path: Path) -> None:
@@ -34,14 +41,14 @@ def test_tokens_are_read_by_their_own_regression(tmp_path: Path) -> None:
     lengths, weights = np.full(30, 100.0), np.zeros(WIDTH)
     weights[-1] = 2.0  # of the logarithm of the prompt's length
     made = StateModel(LAYER, weights, 0.0, np.log(lengths), lengths, np.ones(30, bool))
-    publish(tmp_path, Version(3, 0.0, 0.0, 30, "", 30, Learned.TEXTS), made.save)
+    publish_models(tmp_path, 3, {TEXT: made, PROMPT_END: model(2.0)})
     predictor.look()
     found = predictor.read(buckets, 7, 1000)
     assert found.version == 3
     assert found.prediction is not None
     assert found.prediction.mean == pytest.approx(7**2)
     assert predictor.read(buckets, 7, 30).prediction.quantiles.max() == 30  # type: ignore[union-attr]
-    assert predictor.predict(STATE, 18, 1000).version == 1
+    assert predictor.predict(STATE, 18, 1000).version == 3
 
 
 def test_new_versions_are_taken_when_they_come(tmp_path: Path) -> None:
@@ -74,13 +81,13 @@ def test_a_damaged_version_is_told_of_once_and_the_one_before_goes_on(
     predictor = Regressions(lambda: tmp_path)
     predictor.look()
     publish_number(tmp_path, 2, 3.0)
-    (tmp_path / "states-000002.npz").write_bytes(b"nonsense")
+    (tmp_path / "regressions-000002.npz").write_bytes(b"nonsense")
     with caplog.at_level(logging.WARNING, "gapless.scheduler"):
         predictor.look()
         predictor.look()
     assert len(caplog.records) == 1
     assert predictor.predict(STATE, 18, 1000).version == 1
-    (tmp_path / CURRENT[Learned.STATES]).write_text("[]")
+    (tmp_path / CURRENT[Learned.REGRESSIONS]).write_text("[]")
     predictor.look()
     assert predictor.predict(STATE, 18, 1000).version == 1
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from python_backends.nouns.request import QUANTILE_LEVELS, Floats
 from python_backends.prediction.ridge import fit
-from python_backends.prediction.state_model import KnownStates, StateModel, StateModelError, learned
+from python_backends.prediction.state_model import KnownStates, StateModel, learned
 
 HIDDEN, LAYER, MOST = 64, 18, 1_000_000
 NINETY, HALF = QUANTILE_LEVELS.index(0.9), QUANTILE_LEVELS.index(0.5)
@@ -82,24 +80,18 @@ def test_what_was_not_learned_from_is_not_predicted_from() -> None:
     assert far is None or far.is_sane
 
 
-def test_it_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    known = answers(200)
-    model, path = learned(known), tmp_path / "model.npz"
-    model.save(path)
-    again = StateModel.load(path)
-    assert (again.layer, again.offset) == (model.layer, model.offset)
-    np.testing.assert_array_equal(said(again, known.states), said(model, known.states))
-
-
-@pytest.mark.parametrize("damage", [b"", b"nonsense", b"PK\x03\x04"])
-def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "model.npz"
-    path.write_bytes(damage)
-    with pytest.raises(StateModelError, match=r"model\.npz: "):
-        StateModel.load(path)
-
-
 def test_few_answers_that_all_have_one_length_are_no_trouble() -> None:
     known = answers(50)
     model = learned(KnownStates(LAYER, known.states, np.full(50, 7, np.float32), known.ended))
     assert said(model, known.states) == pytest.approx(7, rel=1e-6)
+
+
+def test_what_is_still_to_come_is_the_median_of_the_answers_that_have_lasted_so_long() -> None:
+    lengths = np.arange(1.0, 101.0)
+    model = StateModel(LAYER, np.zeros(HIDDEN), 0.0, np.full(100, 2.0), lengths, np.ones(100, bool))
+    assert model.to_come(2.0, 0) == 50
+    assert model.to_come(2.0, 60) == 20
+    assert model.to_come(2.0, 99) == 1
+    assert model.to_come(2.0, 200) == 50, "longer than all of them"
+    cut = StateModel(LAYER, model.weights, 0.0, model.logs, lengths, lengths > 80)
+    assert cut.to_come(2.0, 60) == 30, "those that were cut would have been longer"

@@ -21,7 +21,9 @@ from python_backends.nouns.load import Load
 from python_backends.nouns.messages import FromInstance, Hello
 from python_backends.nouns.order import Order
 from python_backends.nouns.request import Feedback, Finish, Idle, ModelLimits, Request, Sampling, Subject
+from python_backends.nouns.stages import PROMPT_END, READ_EVERY, TEXT, WRITTEN
 from python_backends.nouns.step import HiddenStates, Tokens
+from python_backends.prediction.stage_models import StageModels
 from python_backends.prediction.state_model import StateModel
 from python_backends.prediction.token_counts import LAYER, WIDTH
 from python_backends.prediction.versions import Learned, Version
@@ -271,11 +273,11 @@ def test_every_request_is_predicted_from_its_tokens_when_it_comes(served: Model)
     assert served.model._predictor is None, "no encoder is named"
     weights, lengths = np.zeros(WIDTH), np.full(30, 7.0)
     model = StateModel(LAYER, weights, np.log(7.0), np.log(lengths), lengths, np.ones(30, bool))
-    served.model._learned._known = {Learned.TEXTS: (Version(4, 0.0, 0.0, 30, "", 30, Learned.TEXTS), model)}
+    served.model._learned._known = (version(), StageModels({TEXT: model}))
     sender = served.ask(1, subject=Subject("Say it", "hello", 1))
     wait_for(lambda: served.table.find(1).prediction, 10)
     assert served.table.find(1).prediction.mean == pytest.approx(7)
-    served.model._learned._known = {Learned.TEXTS: None}
+    served.model._learned._known = None
     other = served.ask(2, subject=Subject("Say it", "hello", 1))
     served.tell(tokens(1, 5, finish=Finish.STOP), tokens(2, 5))
     wait_for(lambda: sender.is_closed, 10)
@@ -283,8 +285,12 @@ def test_every_request_is_predicted_from_its_tokens_when_it_comes(served: Model)
     assert is_undisturbed(other)
 
 
+def version() -> Version:
+    return Version(4, 0.0, 0.0, 30, "", 30, Learned.REGRESSIONS)
+
+
 class TestStates:
-    """Hidden states at the ends of prompts, as an instance gives them."""
+    """Hidden states, as an instance gives them."""
 
     STATE = np.array([3.0, 0.0], np.float32)
 
@@ -295,33 +301,50 @@ class TestStates:
     def prompts(self, *numbers: int, layer: int = 18) -> HiddenStates:
         count = len(numbers)
         states = np.tile(self.STATE, count)
-        return HiddenStates(np.array(numbers, np.int64), np.zeros(count, np.int32), states, layer)
+        return HiddenStates(np.array(numbers, np.int64), *np.zeros((2, count), np.int32), states, layer)
 
     @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
     def test_every_request_is_predicted_when_its_prompt_has_been_computed(self, served: Model) -> None:
         subject = Subject("Say it", "hello", 1)
         sender = served.ask(1, subject=subject)
         served.tell(self.prompts(1))
-        wait_for(lambda: served.model._predictions._computed, 10)
+        wait_for(lambda: served.model._predictions._stages, 10)
         assert not served.model._predictions.is_known(1), "nothing was learned yet"
         assert served.table.find(1).prediction is None
-        version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
-        served.model._learned._known = {Learned.STATES: (version, self.learned(7))}
+        served.model._learned._known = version(), StageModels({PROMPT_END: self.learned(7)})
         served.tell(self.prompts(1, 99))
         wait_for(lambda: served.model._predictions.is_known(1), 10)
         assert served.table.find(1).prediction.mean == pytest.approx(7)
-        assert served.model._predictions._computed[1].version == 4
+        assert served.model._predictions._stages[1][PROMPT_END].version == 4
         assert is_undisturbed(sender)
+
+    @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+    def test_a_request_is_predicted_again_when_its_answer_has_reached_a_stage(self, served: Model) -> None:
+        """Of two that are written, only of the one whose states have all come."""
+        for number in (1, 2):
+            served.ask(number, subject=Subject("Say it", "hello", 1), sampling=Sampling(max_tokens=500))
+        models = {PROMPT_END: self.learned(200), WRITTEN[0]: self.learned(30)}
+        served.model._learned._known = version(), StageModels(models)
+        served.tell(self.prompts(1, 2))
+        wait_for(lambda: served.table.find(2).prediction, 10)
+        assert served.table.find(1).prediction.mean == pytest.approx(200)
+        for written in range(READ_EVERY, WRITTEN[0] + 1, READ_EVERY):
+            numbers = np.array([1, 2] if written != 2 * READ_EVERY else [1], np.int64)
+            counts = np.full(len(numbers), written, np.int32)
+            states = np.tile(self.STATE, len(numbers))
+            served.tell(HiddenStates(numbers, np.zeros_like(counts), counts, states, 18))
+        wait_for(lambda: WRITTEN[0] in served.model._predictions._stages[1], 10)
+        assert served.table.find(1).prediction.mean > WRITTEN[0]
+        assert served.table.find(2).prediction.mean == pytest.approx(200)
 
     @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
     def test_a_predictor_that_raises_or_says_nonsense_harms_no_stream(
         self, served: Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sender = served.ask(1, subject=Subject("Say it", "hello", 1))
-        version = Version(4, 0.0, 0.0, 30, "", 30, Learned.STATES)
         broken = self.learned(7)
         object.__setattr__(broken, "lengths", np.full(3, np.nan))
-        served.model._learned._known = {Learned.STATES: (version, broken)}
+        served.model._learned._known = version(), StageModels({PROMPT_END: broken})
         served.tell(self.prompts(1), tokens(1, 5))
         wait_for(lambda: len(served.table.find(1).tokens) == 1, 10)
         monkeypatch.setattr(StateModel, "predict", lambda *_: 1 / 0)

@@ -1,0 +1,119 @@
+"""A regression for each stage at which a length is predicted, learned together from the same answers.
+
+While an answer is written, what is said at its prompt's end, given that the answer has lasted so long, is the
+base: the regression is on how far what is still to come was from that. A stage of which too few answers are
+known has none, nor has one whose regression knows no more than its base. Stored as plain arrays in one .npz
+file. Fitted by the learner, used by the scheduler model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from python_backends.nouns.request import Floats, LengthPrediction
+from python_backends.nouns.stages import PROMPT_END, STAGES, TEXT, WRITTEN, name_of
+from python_backends.prediction.lengths import Doubles
+from python_backends.prediction.ridge import Decomposed
+from python_backends.prediction.state_model import (
+    KnownStates,
+    StateModel,
+    StateModelError,
+    learned_with_logs,
+    of_ridge,
+)
+
+MIN_ANSWERS = 50  # of a stage, for its regression
+STRENGTH = 1000.0  # of the penalty while an answer is written: its few rows are too few to choose one by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageModels:
+    models: Mapping[int, StateModel]  # by stage
+
+    def predict(
+        self, stage: int, numbers: Floats, layer: int, most: int, at_prompt_end: Floats | None = None
+    ) -> LengthPrediction | None:
+        """Of an answer of at most `most` tokens, from the `numbers` of this stage; while it is written, also
+        from the state `at_prompt_end` [hidden]. None: nothing was learned, or from other numbers.
+        """
+        model = self.models.get(stage)
+        if model is None or stage not in WRITTEN:
+            return None if model is None else model.predict(numbers, layer, most)
+        before = self.models.get(PROMPT_END)
+        if before is None or at_prompt_end is None:
+            return None
+        said = before.log_length(at_prompt_end, layer)
+        if said is None:
+            return None
+        found = model.predict(
+            numbers, layer, max(1, most - stage), float(np.log(before.to_come(said, stage)))
+        )
+        if found is None:
+            return None
+        return LengthPrediction(stage + found.mean, np.float32(stage) + found.quantiles)
+
+    def save(self, path: Path) -> None:
+        named = {
+            f"{name_of(stage)}.{name}": values
+            for stage, model in self.models.items()
+            for name, values in model.arrays().items()
+        }
+        with path.open("wb") as file:
+            np.savez(file, **named)
+
+    @staticmethod
+    def load(path: Path) -> StageModels:
+        """Raises StateModelError."""
+        names = [each.name for each in fields(StateModel)]
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                here = [stage for stage in STAGES if f"{name_of(stage)}.layer" in arrays]
+                found = {
+                    stage: {name: arrays[f"{name_of(stage)}.{name}"] for name in names} for stage in here
+                }
+            models = {stage: StateModel.of_arrays(each) for stage, each in found.items()}
+        except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
+            raise StateModelError(f"{path}: {error}") from error
+        if not models:
+            raise StateModelError(f"{path}: it has no regression")
+        return StageModels(models)
+
+
+def learned_stages(known: Mapping[int, KnownStates]) -> StageModels:
+    """From the answers that are known at each stage."""
+    models: dict[int, StateModel] = {}
+    enough = {stage: each for stage, each in known.items() if len(each) >= MIN_ANSWERS}
+    if TEXT in enough:
+        models[TEXT], _ = learned_with_logs(enough[TEXT])
+    if PROMPT_END in enough:
+        prompts = enough[PROMPT_END]
+        models[PROMPT_END], said = learned_with_logs(prompts)
+        for stage in WRITTEN:
+            model = (
+                _later(stage, enough[stage], prompts, models[PROMPT_END], said) if stage in enough else None
+            )
+            if model is not None:
+                models[stage] = model
+    return StageModels(models)
+
+
+def _later(
+    stage: int, known: KnownStates, prompts: KnownStates, before: StateModel, said: Doubles
+) -> StateModel | None:
+    """`said` [prompts]: the log lengths that `before` says of the others."""
+    _, here, there = np.intersect1d(known.numbers, prompts.numbers, return_indices=True)
+    is_longer = known.lengths[here] > stage
+    here, there = here[is_longer], there[is_longer]
+    if len(here) < MIN_ANSWERS or known.layer != prompts.layer:
+        return None
+    to_come, ended = known.lengths[here].astype(np.float64) - stage, known.ended[here]
+    base = np.log([before.to_come(float(each), stage) for each in said[there]])
+    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come) - base, ended, STRENGTH)
+    model, logs = of_ridge(known.layer, ridge, base + ridge.left_out, to_come, ended)
+    errors = [np.abs(each - np.log(to_come))[ended].sum() for each in (logs, base)]
+    return model if errors[0] < errors[1] else None
