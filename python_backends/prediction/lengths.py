@@ -34,7 +34,7 @@ def distribution(ended: Flags, weights: Doubles) -> Doubles:
     return 1.0 - np.cumprod(1.0 - dying)  # type: ignore[no-any-return]
 
 
-def predict(lengths: Floats, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
+def predict(lengths: Floats | Doubles, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
     """Mean and quantiles at `levels` of sorted `lengths` with the distribution
     `below`. The longest gets what is missing to 1.
     """

@@ -207,8 +207,8 @@ class RequestLog:
         ).fetchall()
         kinds = [(layer, len(state)) for _, layer, state, *_ in rows]
         return [
-            (number, layer, np.frombuffer(state, "<f4"), *rest)
-            for (number, layer, state, *rest), kind in zip(rows, kinds, strict=True)
+            (number, layer, np.frombuffer(state, "<f4"), *length)
+            for (number, layer, state, *length), kind in zip(rows, kinds, strict=True)
             if kind == kinds[0]
         ]
 
@@ -219,8 +219,8 @@ class RequestLog:
             [MAX_KNOWN],
         ).fetchall()
         return [
-            (number, token_counts.LAYER, token_counts.of_kept(kept, count), *rest)
-            for number, kept, count, *rest in rows
+            (number, token_counts.LAYER, token_counts.of_kept(kept, count), *length)
+            for number, kept, count, *length in rows
         ]
 
     def stages(self, from_id: int) -> list[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from python_backends.nouns.request import Floats, LengthPrediction
 from python_backends.nouns.stages import PROMPT_END, STAGES, TEXT, WRITTEN, name_of
-from python_backends.prediction.lengths import Doubles
+from python_backends.prediction.lengths import Doubles, Flags
 from python_backends.prediction.ridge import Decomposed
 from python_backends.prediction.state_model import (
     KnownStates,
@@ -28,6 +28,7 @@ from python_backends.prediction.state_model import (
 )
 
 MIN_ANSWERS = 50  # of a stage, for its regression
+WORTH = 0.95  # of its base's error: a regression that errs more is not used
 STRENGTH = 1000.0  # of the penalty while an answer is written: its few rows are too few to choose one by
 
 
@@ -112,8 +113,13 @@ def _later(
     if len(here) < MIN_ANSWERS or known.layer != prompts.layer:
         return None
     to_come, ended = known.lengths[here].astype(np.float64) - stage, known.ended[here]
-    base = np.log([before.to_come(float(each), stage) for each in said[there]])
-    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come) - base, ended, STRENGTH)
-    model, logs = of_ridge(known.layer, ridge, base + ridge.left_out, to_come, ended)
-    errors = [np.abs(each - np.log(to_come))[ended].sum() for each in (logs, base)]
-    return model if errors[0] < errors[1] else None
+    base = np.array([before.to_come(float(each), stage) for each in said[there]])
+    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come / base), ended, STRENGTH)
+    model, logs = of_ridge(known.layer, ridge, np.log(base) + ridge.left_out, to_come, ended)
+    told = np.array([model.to_come(float(each)) for each in logs])
+    return model if _error(told, to_come, ended) < WORTH * _error(base, to_come, ended) else None
+
+
+def _error(told: Doubles, to_come: Doubles, ended: Flags) -> float:
+    """Mean, in tokens; of answers that were cut, how much too short the predictions were."""
+    return float(np.where(ended, np.abs(told - to_come), (to_come - told).clip(0)).mean())

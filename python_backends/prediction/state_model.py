@@ -58,7 +58,7 @@ class StateModel:
         middle = float(state @ self.weights) + self.offset + start
         return float(np.clip(middle, 0.0, np.log(self.lengths.max()))) if np.isfinite(middle) else None
 
-    def to_come(self, middle: float, written: int) -> float:
+    def to_come(self, middle: float, written: int = 0) -> float:
         """The median of what is still to come, at least 1, of an answer that has lasted `written` tokens and
         whose log length is said to be `middle`.
         """

@@ -42,6 +42,8 @@ from python_backends.prediction.request_log import CUT_SHORT, instruction_id
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
+AT_PROMPT_END = "gapless_length_error_at_prompt_end_tokens"
+WHILE_WRITTEN = "gapless_length_error_while_written_tokens"
 MEDIAN = QUANTILE_LEVELS.index(0.5)
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
@@ -236,9 +238,8 @@ class Predictions:
     def _observe_stages(self, stages: tuple[AtStage, ...], num_output_tokens: int, finish: Finish) -> None:
         for each in stages:
             if each.prediction is not None and finish == Finish.STOP:
-                where = "at_prompt_end" if each.stage == PROMPT_END else "while_written"
                 error = abs(float(each.prediction.quantiles[MEDIAN]) - num_output_tokens)
-                self._metrics.observe(f"gapless_length_error_{where}_tokens", error)
+                self._metrics.observe(AT_PROMPT_END if each.stage == PROMPT_END else WHILE_WRITTEN, error)
 
     def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
         if answer.prediction is not None and finish == Finish.STOP:
