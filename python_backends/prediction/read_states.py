@@ -1,7 +1,7 @@
 """The hidden states of one answer that have been read, for the stages at which its length is predicted.
 
 Kept with its stream, so that they outlast moves, evictions and the death of an instance: what is computed
-again after that is not counted again. Used by the scheduler model.
+again after that is not counted again, and what an instance says late is counted. Used by the scheduler model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class ReadStates:
     def __init__(self) -> None:
         self.at_prompt_end: Floats | None = None  # [hidden]
         self._sum: Floats | None = None  # [hidden] of those read while it was written
-        self._num_written = 0  # tokens, at the newest of them
+        self._counted: set[int] = set()  # after how many tokens these were
 
     def add(self, num_written: int, state: Floats) -> Floats | None:
         """Takes the `state` [hidden] after so many tokens. Returns what is predicted from if that is a stage:
@@ -24,8 +24,9 @@ class ReadStates:
         if num_written == PROMPT_END:
             self.at_prompt_end = state.copy()  # not the whole message
             return self.at_prompt_end
-        if self.at_prompt_end is None or num_written != self._num_written + READ_EVERY:
+        if self.at_prompt_end is None or num_written in self._counted:
             return None
-        self._num_written = num_written
+        self._counted.add(num_written)
         self._sum = state.copy() if self._sum is None else self._sum + state
-        return self._sum / (num_written // READ_EVERY) if num_written in WRITTEN else None
+        is_whole = num_written == max(self._counted) == len(self._counted) * READ_EVERY
+        return self._sum / len(self._counted) if num_written in WRITTEN and is_whole else None

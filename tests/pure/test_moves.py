@@ -15,6 +15,7 @@ from python_backends.moving.copier import Copier
 from python_backends.moving.wire import Payload
 from python_backends.nouns.moves import Adopted, Blocks, Held, Last
 from python_backends.nouns.request import Feedback, Finish
+from python_backends.nouns.stages import READ_EVERY
 from python_backends.streams.stream import Stream
 from tests.pure.test_scheduler_states import asks, make_request
 from tests.support.examples import examples
@@ -49,6 +50,9 @@ def test_a_request_moves_and_its_answer_stays_the_same(depth: int, rules: str) -
     assert not world.hosts[0].scheduler.find(1), "the source has let it go"
     world.check_all()
     assert world.front.outcomes() == {"done": 1}
+    read = range(0, len(world.front.answers[1][0]), READ_EVERY)
+    assert len(read) > 2
+    assert sorted(world.front.read) == [(1, written) for written in read], "each hidden state once"
 
 
 def test_most_blocks_are_copied_before_the_hold_however_fast_copying_seems(

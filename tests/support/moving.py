@@ -182,6 +182,7 @@ class Front:
         self.known: set[int] = set()  # instances with a session
         self.limits: dict[int, ModelLimits] = {}  # of each, as it said last
         self.answers: dict[int, tuple[list[int], Finish]] = {}  # of streams that have ended
+        self.read: list[tuple[int, int]] = []  # hidden states: request, tokens of its answer
         self.outbox: defaultdict[int, list[Any]] = defaultdict(list)
         for number in self.sessions:
             self.post(number, [])
@@ -220,7 +221,9 @@ class Front:
             self.router.heard(InstanceLoad(number, self.limits[number], message))
         elif isinstance(message, Failed):
             self.table.failed(message)
-        elif not isinstance(message, HiddenStates):  # a length of one is predicted elsewhere
+        elif isinstance(message, HiddenStates):
+            self.read += zip(message.request_ids.tolist(), message.num_written.tolist(), strict=True)
+        else:
             self.cluster.heard(InstanceMove(number, message))
 
     def turn(self, sender: str | None = None) -> None:

@@ -164,6 +164,16 @@ def test_states_that_are_computed_again_after_a_restart_do_not_count_twice() -> 
     assert states.add(STAGE, state(STAGE)).tolist() == [STAGE / 2 + READ_EVERY / 2]  # type: ignore[union-attr]
 
 
+def test_a_state_that_comes_after_later_ones_counts_at_the_next_stage() -> None:
+    """Of a request that has moved, the source may be heard after the destination."""
+    late, states = STAGE - READ_EVERY, ReadStates()
+    order = [each for each in range(0, WRITTEN[1], READ_EVERY) if each != late]
+    order.insert(order.index(STAGE + READ_EVERY) + 1, late)
+    found = [states.add(each, state(each)) for each in order]
+    assert all(each is None for each in found[1:])
+    assert states.add(WRITTEN[1], state(WRITTEN[1])).tolist() == [WRITTEN[1] / 2 + READ_EVERY / 2]  # type: ignore[union-attr]
+
+
 def test_a_stream_that_began_in_the_middle_of_its_answer_reaches_no_stage() -> None:
     states = ReadStates()
     for each in range(2 * READ_EVERY, WRITTEN[1] + 1, READ_EVERY):
