@@ -61,6 +61,7 @@ class Instance:
         self.depth = depth
         self.launched: deque = deque()
         self.answers: dict[int, list[int]] = {}
+        self.read: set[tuple[int, int]] = set()  # hidden states: request, tokens of its answer
         self.finishes: dict[int, Finish] = {}
         self.steps = 0
 
@@ -80,7 +81,13 @@ class Instance:
         return plan is not None or reads
 
     def _read(self) -> None:
-        events = self.scheduler.apply(self.launched.popleft(), self.engine.collect())
+        plan, output = self.launched.popleft(), self.engine.collect()
+        states = self.scheduler.hidden_states(plan, output)
+        if states is not None:
+            read = list(zip(states.request_ids.tolist(), states.num_written.tolist(), strict=True))
+            assert all(written == len(self.answers[number]) for number, written in read)
+            self.read.update(read)
+        events = self.scheduler.apply(plan, output)
         rows = zip(events.request_ids, events.indices, events.tokens, events.finishes, strict=True)
         for request_id, index, token, finish in rows:
             answer = self.answers[int(request_id)]
