@@ -76,13 +76,18 @@ with tempfile.TemporaryDirectory() as directory:
         assert not kernel_obstacle(engine.device)
         launcher, flat = engine._launcher, []
         launcher._flat = lambda plan, run=launcher._flat: (flat.append(plan), run(plan))[1]
-        answers = dict(Serving(engine).run(requests))
+        serving = Serving(engine)
+        answers = dict(serving.run(requests))
         assert not flat  # steps with prompts had a fixed shape
         for request_id, answer in answers.items():
             model.check(requests[request_id], answer)
     # the last model once more, as a step runs that no fixed shape holds
     launcher.mixed_steps = None
-    assert dict(Serving(engine).run(requests)) == answers and flat
+    other = Serving(engine)
+    assert dict(other.run(requests)) == answers and flat
+    assert sorted(other.states) == sorted(serving.states) == [(0, 0), (1, 0)]
+    for place, state in other.states.items():
+        assert abs(serving.states[place] - state).max() < 1e-4 * abs(state).max()
     # the last model again: rows that draw, alone and next to greedy ones, by our kernel and by torch
     asked = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, max_tokens=8)
     drawn, plain = random_requests(3, seed=4, **asked), random_requests(1, seed=5, max_tokens=4)[0]
