@@ -1,5 +1,5 @@
 """How much of an answer is still to come after 32, 128 and 256 tokens: what was said at the prompt's end,
-given that the answer has lasted so long, compared with regressions on later states.
+given that the answer has lasted so long, compared with regressions on later states, and what a server says.
 
     python -m benchmarks.real_lengths.rest --model DIRECTORY --json benchmarks/results/real_lengths_rest.json
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from benchmarks.common.command_line import command_line
 from benchmarks.real_lengths.regression import Spread, parts, quantile, says
 from benchmarks.real_lengths.scores import SPLITS
+from benchmarks.real_lengths.stages import Stages
 from benchmarks.real_lengths.states import States, encoded, states_of
 from benchmarks.real_lengths.written import Written, answers_of, states_while_written
 from benchmarks.real_prompts.prompts import Prompt, folds, read_prompts
@@ -66,6 +67,15 @@ class Rest:
             for split, by in SPLITS.items()
             for name, told in tqdm(self.features().items(), desc=split)
             for row in self._rows(name, *told, by)
+        ]
+
+    def served_rows(self) -> list[dict[str, Any]]:
+        """What a server says at each stage."""
+        stages = Stages(self.written, self.ends, MOST)
+        return [
+            {"split": split} | row
+            for split, by in SPLITS.items()
+            for row in stages.rows(parts(folds(self.prompts, by)))  # type: ignore[arg-type]
         ]
 
     def _rows(self, name: str, on_base: bool, features: Floats | None, by: str) -> list[dict[str, Any]]:
@@ -157,10 +167,10 @@ def main() -> None:
         )
         states_while_written(prompts[:count], answers, layers, given.model, ends).save(kept)
     rest = Rest(prompts[:count], Written.load(kept), states.ends[:count, layers[0]])
-    rows = rest.rows()
+    rows, served = rest.rows(), rest.served_rows()
     if given.json:
-        write_result(given.json, {"answers": count, "layers": layers, "rows": rows})
-    print(table(rows))
+        write_result(given.json, {"answers": count, "layers": layers, "rows": rows, "as_served": served})
+    print(table(rows), *([table(served)] if served else []), sep="\n\n")
 
 
 if __name__ == "__main__":

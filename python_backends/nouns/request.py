@@ -278,7 +278,7 @@ class ModelLimits(Noun, frozen=True):
     max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
     adapters: tuple[AdapterVersion, ...] = ()  # that can be asked for; of a name, the newest is the last
-    # after so many layers, the hidden state at the end of each prompt is given; 0: it is not
+    # after so many layers, hidden states are given where the plan wants them read; 0: they are not
     state_layer: int = 0
 
     def most_tokens(self, num_prompt_tokens: int, max_tokens: int) -> int:

@@ -29,7 +29,9 @@ from python_backends.prediction.state_model import (
 
 MIN_ANSWERS = 50  # of a stage, for its regression
 WORTH = 0.95  # of its base's error: a regression that errs more is not used
-STRENGTH = 1000.0  # of the penalty while an answer is written: its few rows are too few to choose one by
+# of the penalty while an answer is written, for each number of a state: too few answers last so long to
+# choose one by
+STRENGTH = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +116,8 @@ def _later(
         return None
     to_come, ended = known.lengths[here].astype(np.float64) - stage, known.ended[here]
     base = np.array([before.to_come(float(each), stage) for each in said[there]])
-    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come / base), ended, STRENGTH)
+    strength = STRENGTH * known.states.shape[1]
+    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come / base), ended, strength)
     model, logs = of_ridge(known.layer, ridge, np.log(base) + ridge.left_out, to_come, ended)
     told = np.array([model.to_come(float(each)) for each in logs])
     return model if _error(told, to_come, ended) < WORTH * _error(base, to_come, ended) else None

@@ -56,9 +56,7 @@ class Settings:
 
     @property
     def exports_states(self) -> bool:
-        """Whether engines give the hidden state at the end of each prompt: if lengths are predicted from
-        it.
-        """
+        """Whether engines give hidden states: if lengths are predicted from them."""
         return self.predicts_lengths and self.prediction.states
 
     @property

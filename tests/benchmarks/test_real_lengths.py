@@ -13,6 +13,7 @@ from benchmarks.real_lengths.__main__ import SPLITS, Study, write_predictions
 from benchmarks.real_lengths.regression import Spread
 from benchmarks.real_lengths.rest import Rest
 from benchmarks.real_lengths.scores import Answers, ByRidge, crossed, score
+from benchmarks.real_lengths.stages import Stages
 from benchmarks.real_lengths.states import CHUNKS, States
 from benchmarks.real_lengths.written import Written
 from benchmarks.real_prompts.prompts import digest, read_prompts
@@ -150,3 +151,26 @@ def test_the_committed_answers_and_predictions_belong_together() -> None:
         for source in (Source.TRUTH, Source.WORDS)
     ]
     assert errors[0] == 0 < errors[1]
+
+
+def test_what_a_server_says_while_an_answer_is_written_is_better_where_its_states_tell_more() -> None:
+    random = np.random.default_rng(4)
+    early, late = random.normal(0, 0.5, (2, COUNT))
+    lengths = np.exp(6.0 + early + late).round().clip(1, 2000)
+    rows = [
+        (number, made) for number in range(COUNT) for made in range(32, 257, 32) if made < lengths[number]
+    ]
+    prompt, made = np.array(rows, np.int32).T
+    newest = random.normal(size=(len(rows), 2, 3)).astype(np.float32)
+    newest[:, :, 0] = late[prompt][:, None]
+    nothing = np.zeros((len(rows), 2), np.float32)
+    written = Written(prompt, made, newest, newest, nothing, lengths.astype(np.int32))
+    ends = np.hstack([early[:, None], random.normal(size=(COUNT, 2))]).astype(np.float32)
+    folds = [np.arange(COUNT) % 4 == part for part in range(4)]
+    found = Stages(written, ends, 2000).rows(folds)
+    assert [row["after"] for row in found] == [128, 256]
+    for row in found:
+        assert row["answers"] == np.count_nonzero(lengths > row["after"])
+        assert row["with_a_regression"] == 1
+        assert row["error"] < 0.8 * row["error_of_the_base"] < row["error_of_a_constant"]
+        assert 0.8 < row["covered_0.9"] <= 1
