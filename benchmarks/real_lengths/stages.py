@@ -40,9 +40,8 @@ class Stages:
         self._ends, self._most = ends, most
         self._lengths, self._ended = np.abs(written.lengths).astype(np.float32), written.lengths > 0
         self._states: dict[int, dict[int, Floats]] = {stage: {} for stage in WRITTEN}
-        for number, end in enumerate(ends):
+        for number in range(len(ends)):
             read = ReadStates()
-            read.add(PROMPT_END, end)
             for row in np.flatnonzero(written.prompt == number):
                 found = read.add(int(written.made[row]), written.newest[row, 0])
                 if found is not None:
@@ -65,7 +64,7 @@ class Stages:
                 said = before.log_length(self._ends[number], LAYER)
                 assert said is not None
                 true, base = float(self._lengths[number]) - stage, before.to_come(said, stage)
-                told = learned.predict(stage, states[number], LAYER, self._most, self._ends[number])
+                told = learned.predict(stage, states[number], LAYER, self._most)
                 middle, nine = (base, np.nan) if told is None else told.quantiles[[MEDIAN, NINETY]] - stage
                 found.append(Asked(stage, true, base, float(middle), float(nine), told is not None))
         return found

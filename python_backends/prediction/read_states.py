@@ -12,7 +12,6 @@ from python_backends.nouns.stages import PROMPT_END, READ_EVERY, WRITTEN
 
 class ReadStates:
     def __init__(self) -> None:
-        self.at_prompt_end: Floats | None = None  # [hidden]
         self._sum: Floats | None = None  # [hidden] of those read while it was written
         self._counted: set[int] = set()  # after how many tokens these were
 
@@ -22,9 +21,8 @@ class ReadStates:
         missing, as when the stream itself began in the middle of its answer.
         """
         if num_written == PROMPT_END:
-            self.at_prompt_end = state.copy()  # not the whole message
-            return self.at_prompt_end
-        if self.at_prompt_end is None or num_written in self._counted:
+            return state.copy()  # not the whole message
+        if num_written in self._counted:
             return None
         self._counted.add(num_written)
         self._sum = state.copy() if self._sum is None else self._sum + state

@@ -39,18 +39,9 @@ class Regressions:
     def close(self) -> None:
         self._closing.set()
 
-    def predict(
-        self,
-        state: Floats,
-        layer: int,
-        most: int,
-        stage: int = PROMPT_END,
-        at_prompt_end: Floats | None = None,
-    ) -> AtStage:
-        """Of an answer of at most `most` tokens, from `state` [hidden] of this stage and the one
-        `at_prompt_end` [hidden].
-        """
-        return AtStage(stage, state, layer, *self._said(stage, state, layer, most, at_prompt_end))
+    def predict(self, state: Floats, layer: int, most: int, stage: int = PROMPT_END) -> AtStage:
+        """Of an answer of at most `most` tokens, from `state` [hidden] of this stage."""
+        return AtStage(stage, state, layer, *self._said(stage, state, layer, most))
 
     def read(self, buckets: Ids, num_tokens: int, most: int) -> LengthAnswer:
         """Of an answer of at most `most` tokens, from the buckets of its prompt's `num_tokens` tokens."""
@@ -60,13 +51,13 @@ class Regressions:
         return LengthAnswer(*self._said(TEXT, numbers, token_counts.LAYER, most))
 
     def _said(
-        self, stage: int, numbers: Floats, layer: int, most: int, at_prompt_end: Floats | None = None
+        self, stage: int, numbers: Floats, layer: int, most: int
     ) -> tuple[LengthPrediction | None, int]:
         """And the version that said so; 0: none."""
         if self._known is None:
             return None, 0
         version, models = self._known
-        prediction = models.predict(stage, numbers, layer, most, at_prompt_end)
+        prediction = models.predict(stage, numbers, layer, most)
         return (prediction, version.number) if prediction is not None and prediction.is_sane else (None, 0)
 
     def look(self) -> None:

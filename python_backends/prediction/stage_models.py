@@ -1,9 +1,9 @@
 """A regression for each stage at which a length is predicted, learned together from the same answers.
 
-While an answer is written, what is said at its prompt's end, given that the answer has lasted so long, is the
-base: the regression is on how far what is still to come was from that. A stage of which too few answers are
-known has none, nor has one whose regression knows no more than its base. Stored as plain arrays in one .npz
-file. Fitted by the learner, used by the scheduler model.
+While an answer is written, the regression is of what is still to come. Its base is what was said at the
+prompt's end, given that the answer has lasted so long: a stage whose regression errs no less than that has
+none, nor has one of which too few answers are known. Stored as plain arrays in one .npz file. Fitted by the
+learner, used by the scheduler model.
 """
 
 from __future__ import annotations
@@ -31,34 +31,22 @@ MIN_ANSWERS = 50  # of a stage, for its regression
 WORTH = 0.95  # of its base's error: a regression that errs more is not used
 # of the penalty while an answer is written, for each number of a state: too few answers last so long to
 # choose one by
-STRENGTH = 2.0
+STRENGTH = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageModels:
     models: Mapping[int, StateModel]  # by stage
 
-    def predict(
-        self, stage: int, numbers: Floats, layer: int, most: int, at_prompt_end: Floats | None = None
-    ) -> LengthPrediction | None:
-        """Of an answer of at most `most` tokens, from the `numbers` of this stage; while it is written, also
-        from the state `at_prompt_end` [hidden]. None: nothing was learned, or from other numbers.
+    def predict(self, stage: int, numbers: Floats, layer: int, most: int) -> LengthPrediction | None:
+        """Of an answer of at most `most` tokens, from the `numbers` of this stage. None: nothing was learned,
+        or from other numbers.
         """
-        model = self.models.get(stage)
-        if model is None or stage not in WRITTEN:
-            return None if model is None else model.predict(numbers, layer, most)
-        before = self.models.get(PROMPT_END)
-        if before is None or at_prompt_end is None:
-            return None
-        said = before.log_length(at_prompt_end, layer)
-        if said is None:
-            return None
-        found = model.predict(
-            numbers, layer, max(1, most - stage), float(np.log(before.to_come(said, stage)))
-        )
+        model, written = self.models.get(stage), max(stage, 0)
+        found = None if model is None else model.predict(numbers, layer, max(1, most - written))
         if found is None:
             return None
-        return LengthPrediction(stage + found.mean, np.float32(stage) + found.quantiles)
+        return LengthPrediction(written + found.mean, np.float32(written) + found.quantiles)
 
     def save(self, path: Path) -> None:
         named = {
@@ -117,8 +105,8 @@ def _later(
     to_come, ended = known.lengths[here].astype(np.float64) - stage, known.ended[here]
     base = np.array([before.to_come(float(each), stage) for each in said[there]])
     strength = STRENGTH * known.states.shape[1]
-    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come / base), ended, strength)
-    model, logs = of_ridge(known.layer, ridge, np.log(base) + ridge.left_out, to_come, ended)
+    ridge = Decomposed.of(known.states[here]).fit_cut(np.log(to_come), ended, strength)
+    model, logs = of_ridge(known.layer, ridge, to_come, ended)
     told = np.array([model.to_come(float(each)) for each in logs])
     return model if _error(told, to_come, ended) < WORTH * _error(base, to_come, ended) else None
 

@@ -38,11 +38,11 @@ class StateModel:
     lengths: Doubles  # [answers] tokens
     ended: Flags  # [answers] false: cut short
 
-    def predict(self, state: Floats, layer: int, most: int, start: float = 0.0) -> LengthPrediction | None:
-        """Of an answer of at most `most` tokens; `start` is added to what the regression says. None if
-        `state` is not what was learned from, or no numbers.
+    def predict(self, state: Floats, layer: int, most: int) -> LengthPrediction | None:
+        """Of an answer of at most `most` tokens. None if `state` is not what was learned from, or no
+        numbers.
         """
-        middle = self.log_length(state, layer, start)
+        middle = self.log_length(state, layer)
         if middle is None:
             return None
         lengths, ended = self._near(middle)
@@ -51,11 +51,11 @@ class StateModel:
         levels = np.minimum(LEVELS * (1 + 1 / len(places)), 1.0)
         return predict(np.clip(lengths[places], 1.0, most), below, levels)
 
-    def log_length(self, state: Floats, layer: int, start: float = 0.0) -> float | None:
+    def log_length(self, state: Floats, layer: int) -> float | None:
         """What the regression says; None as in `predict`."""
         if layer != self.layer or state.shape != self.weights.shape:
             return None
-        middle = float(state @ self.weights) + self.offset + start
+        middle = float(state @ self.weights) + self.offset
         return float(np.clip(middle, 0.0, np.log(self.lengths.max()))) if np.isfinite(middle) else None
 
     def to_come(self, middle: float, written: int = 0) -> float:
@@ -116,14 +116,12 @@ def learned_with_logs(known: KnownStates) -> tuple[StateModel, Doubles]:
     """And the log length of each answer [answers] as the others predict it."""
     lengths = known.lengths.astype(np.float64)
     ridge = fit(known.states, np.log(lengths), known.ended)
-    return of_ridge(known.layer, ridge, ridge.left_out, lengths, known.ended)
+    return of_ridge(known.layer, ridge, lengths, known.ended)
 
 
-def of_ridge(
-    layer: int, ridge: Ridge, said: Doubles, lengths: Doubles, ended: Flags
-) -> tuple[StateModel, Doubles]:
-    """`said` [answers]: the log lengths as the others predict them. Returns them as they are used, too."""
-    logs = np.clip(said, 0.0, np.log(lengths.max()))
+def of_ridge(layer: int, ridge: Ridge, lengths: Doubles, ended: Flags) -> tuple[StateModel, Doubles]:
+    """And the log length of each answer [answers] as the others predict it."""
+    logs = np.clip(ridge.left_out, 0.0, np.log(lengths.max()))
     places = np.argsort(logs, kind="stable")
     model = StateModel(layer, ridge.weights, ridge.offset, logs[places], lengths[places], ended[places])
     return model, logs

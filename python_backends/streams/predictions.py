@@ -112,15 +112,13 @@ class Predictions:
             self._sampled_s = now_s
             self._ask(request_id, self._unasked.pop(request_id))
 
-    def read_state(self, request_id: int, num_written: int, state: Floats) -> tuple[Floats, Floats] | None:
+    def read_state(self, request_id: int, num_written: int, state: Floats) -> Floats | None:
         """The hidden `state` [hidden] of a request was read, after so many tokens of its answer. Returns what
-        this stage is predicted from, and the state at the prompt's end, each [hidden]; None: it is no stage.
+        this stage is predicted from [hidden]; None: it is no stage.
         """
         if request_id not in self._read:
             return None
-        states = self._states.setdefault(request_id, ReadStates())
-        found = states.add(num_written, state)
-        return None if found is None or states.at_prompt_end is None else (found, states.at_prompt_end)
+        return self._states.setdefault(request_id, ReadStates()).add(num_written, state)
 
     def reached(self, request_id: int, at_stage: AtStage) -> None:
         """A request has come to this stage."""

@@ -256,7 +256,7 @@ class TritonPythonModel:
             if stream is None or read is None:
                 continue
             most = stream.request.sampling.max_tokens
-            found = self._learned.predict(read[0], states.layer, most, written, read[1])
+            found = self._learned.predict(read, states.layer, most, written)
             self._predictions.reached(request_id, found)
             if found.prediction is not None:
                 self._table.predicted(request_id, found.prediction)

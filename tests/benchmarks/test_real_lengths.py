@@ -162,7 +162,7 @@ def test_what_a_server_says_while_an_answer_is_written_is_better_where_its_state
     ]
     prompt, made = np.array(rows, np.int32).T
     newest = random.normal(size=(len(rows), 2, 3)).astype(np.float32)
-    newest[:, :, 0] = late[prompt][:, None]
+    newest[:, :, 0] = (early + late)[prompt][:, None]
     nothing = np.zeros((len(rows), 2), np.float32)
     written = Written(prompt, made, newest, newest, nothing, lengths.astype(np.int32))
     ends = np.hstack([early[:, None], random.normal(size=(COUNT, 2))]).astype(np.float32)

@@ -1,5 +1,5 @@
-"""A regression for each stage, learned from the same answers; while an answer is written it says how far off
-the prediction at its prompt's end was.
+"""A regression for each stage, learned from the same answers; while an answer is written, of what is still to
+come.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STAGE = WRITTEN[0]
 
 
 def known(count: int, says: float = 1.0, seed: int = 0) -> dict[int, KnownStates]:
-    """Answers of which half of the log length is in the first number at the prompt's end, and the other half,
+    """Answers of which half of the log length is in the first number at the prompt's end, and all of it,
     `says` times, in the second one while they are written.
     """
     generator = np.random.default_rng(seed)
     early, late = generator.normal(0, 0.7, (2, count))
     lengths = np.exp(np.log(300) + early + late).round().clip(1).astype(np.float32)
     at_end, written = generator.normal(0, 1, (2, count, HIDDEN)).astype(np.float32)
-    at_end[:, 0], written[:, 1] = early, says * late + (1 - says) * written[:, 1]
+    at_end[:, 0], written[:, 1] = early, says * (early + late) + (1 - says) * written[:, 1]
     numbers, ended = np.arange(count), np.ones(count, bool)
     longer = np.flatnonzero(lengths > STAGE)[::-1]
     return {
@@ -42,7 +42,7 @@ def errors(models: StageModels, asked: dict[int, KnownStates]) -> tuple[float, f
     later, at_end = asked[STAGE], asked[PROMPT_END].states
     found = []
     for number, state, length in zip(later.numbers, later.states, later.lengths, strict=True):
-        told = models.predict(STAGE, state, LAYER, MOST, at_end[number])
+        told = models.predict(STAGE, state, LAYER, MOST)
         said = models.models[PROMPT_END].log_length(at_end[number], LAYER)
         assert told is not None
         assert said is not None
@@ -63,11 +63,8 @@ def test_a_stage_knows_more_than_what_was_said_at_the_prompts_end() -> None:
 
 def test_its_quantiles_cover_what_they_promise() -> None:
     models, asked = learned_stages(known(800)), known(400, seed=2)
-    later, at_end = asked[STAGE], asked[PROMPT_END].states
-    told = [
-        models.predict(STAGE, state, LAYER, MOST, at_end[number])
-        for number, state in zip(later.numbers, later.states, strict=True)
-    ]
+    later = asked[STAGE]
+    told = [models.predict(STAGE, state, LAYER, MOST) for state in later.states]
     quantiles = np.stack([each.quantiles for each in told if each is not None])
     covered = (later.lengths[:, None] <= quantiles).mean(axis=0)
     assert 0.4 < covered[2] < 0.6
@@ -96,14 +93,14 @@ def _renamed(all_of: KnownStates, by: int) -> KnownStates:
     return KnownStates(all_of.layer, all_of.states, all_of.lengths, all_of.ended, all_of.numbers + by)
 
 
-def test_without_the_state_at_the_prompts_end_a_later_stage_says_nothing() -> None:
+def test_a_stage_says_nothing_of_states_that_it_was_not_learned_from() -> None:
     models, state = learned_stages(known(400)), np.zeros(HIDDEN, np.float32)
-    assert models.predict(STAGE, state, LAYER, MOST, state) is not None
-    assert models.predict(STAGE, state, LAYER, MOST) is None
-    assert models.predict(STAGE, state, LAYER + 1, MOST, state) is None
-    assert models.predict(STAGE, state, LAYER, MOST, np.full(HIDDEN, np.nan, np.float32)) is None
-    assert models.predict(WRITTEN[1], state, LAYER, MOST, state) is None, "not learned"
-    short = models.predict(STAGE, state, LAYER, STAGE + 2, state)
+    assert models.predict(STAGE, state, LAYER, MOST) is not None
+    assert models.predict(STAGE, state, LAYER + 1, MOST) is None
+    assert models.predict(STAGE, state[1:], LAYER, MOST) is None
+    assert models.predict(STAGE, np.full(HIDDEN, np.nan, np.float32), LAYER, MOST) is None
+    assert models.predict(WRITTEN[1], state, LAYER, MOST) is None, "not learned"
+    short = models.predict(STAGE, state, LAYER, STAGE + 2)
     assert short is not None
     assert short.quantiles.max() <= STAGE + 2
 
