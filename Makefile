@@ -5,7 +5,7 @@ $(foreach name,MODEL DEVICE DTYPE SLOTS SET DATA NAME,$(eval override export $(n
 export GAPLESS_FOLDER := $(value PWD)# where make was called: `make -C` changes the folder
 SETTINGS := $(if $(MODEL),--set "model.directory=$$MODEL") $(if $(DEVICE),--set "model.device=$$DEVICE") \
             $(if $(DTYPE),--set "model.dtype=$$DTYPE") $(if $(SLOTS),--set "engine.slots=$$SLOTS") $(if $(SET),--sets "$$SET")
-SOURCES := python_backends client front commands build benchmarks models/recipe tests
+SOURCES := python_backends client front commands examples build benchmarks models/recipe tests
 QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 

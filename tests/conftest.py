@@ -22,6 +22,7 @@ SLOW = (  # they take a minute or more, and few changes can break them
     "cpu/test_published.py",
     "dashboard",
     "docker",
+    "server/test_examples.py",
     "server/test_fuzz.py",
     "server/test_ray.py",
 )

@@ -1,0 +1,157 @@
+"""Every file in examples/, run as a user runs it, against one server with what all of them need."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from tests.support.server.serving import BUSY, ROOT, Gapless, wait_for
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = {".py": sys.executable, ".sh": "bash", ".mjs": "node"}  # by the end of a file's name
+CITIES = ["Oslo", "Paris", "Cairo"]
+CALL = {
+    "type": "object",
+    "properties": {"city": {"enum": CITIES}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CITY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "country": {"type": "string", "maxLength": 20},
+        "people": {"type": "integer", "minimum": 0, "maximum": 50_000_000},
+        "climate": {"enum": ["cold", "mild", "hot"]},
+    },
+    "required": ["name", "country", "people", "climate"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Settings that the server and `finetune.py` share."""
+    made = tmp_path_factory.mktemp("examples")
+    return {"adapters.directory": made / "adapters", "finetuning.directory": made / "finetuning"}
+
+
+@pytest.fixture(scope="module")
+def served(directories: dict[str, Path]) -> Iterator[Gapless]:
+    """The model that `make serve` takes, with two instances; the adapters make the engine one that trains."""
+    directories["adapters.directory"].mkdir()
+    settings = {"model.directory": "auto", "model.dtype": "float32", "cluster.instances": 2}
+    settings["streams.dead_after_s"] = 60  # no instance is started again because the machine is busy
+    gapless = Gapless(**settings, **directories)
+    wait_for(lambda: gapless.metrics()['gapless_instances{state="ready"}'] == 2, 120)
+    yield gapless
+    assert gapless.stop() == 0, gapless.log
+
+
+def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:
+    """What an example prints, which must end well."""
+    program = shutil.which(PROGRAMS[Path(name).suffix])
+    if program is None:
+        pytest.skip(f"{PROGRAMS[Path(name).suffix]} is not installed")
+    front = f"http://127.0.0.1:{served.front_port}"
+    environment = {
+        **os.environ,
+        "OPENAI_BASE_URL": f"{front}/v1",
+        "OPENAI_API_KEY": "none",
+        "ANTHROPIC_BASE_URL": front,
+        "ANTHROPIC_API_KEY": "none",
+        "TRITON_HTTP_URL": f"http://127.0.0.1:{served.http_port}",
+        "TRITON_GRPC_URL": f"127.0.0.1:{served.grpc_port}",
+        "GAPLESS_FINETUNING__DIRECTORY": str(directories["finetuning.directory"]),
+        "GAPLESS_MODEL__DTYPE": "float32",
+    }
+    command = [program, f"examples/{name}"]
+    if name == "move_request.py":  # other servers run beside this one
+        command += ["--run-directory", str(served.run_directory)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=BUSY * 150, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{served.log}"
+    return done.stdout
+
+
+def is_text(said: str) -> None:
+    assert said.strip()
+
+
+def has_usage(said: str) -> None:
+    assert re.fullmatch(r"[1-9]\d* \+ [1-9]\d* tokens", said.splitlines()[-1])
+
+
+def is_a_city(said: str) -> None:
+    jsonschema.validate(json.loads(said), CITY)
+
+
+def is_a_call_with_an_answer(said: str) -> None:
+    call, answer = said.split("\n", 1)
+    assert call.startswith("call: weather ")
+    jsonschema.validate(json.loads(call.removeprefix("call: weather ")), CALL)
+    assert answer.startswith("answer: ")
+
+
+def has_eight_answers(said: str) -> None:
+    words = [line.partition(":")[0] for line in said.splitlines()]
+    assert words == ["river", "engine", "violin", "bread", "winter", "library", "copper", "garden"]
+
+
+def has_three_answers(said: str) -> None:
+    models, *chunks, whole = said.strip().splitlines()
+    assert json.loads(models)["data"]
+    assert "data: [DONE]" in chunks
+    assert json.loads(whole)["finish_reason"] in ("stop", "length")
+
+
+def has_a_reason(said: str) -> None:
+    assert said.splitlines()[-1] in ("finish_reason: stop", "finish_reason: length")
+
+
+def has_moved(said: str) -> None:
+    (after,) = re.findall(
+        r"^\[request \d+ is in instance [01] after .*\]$(.*)", said, re.MULTILINE | re.DOTALL
+    )
+    assert after.strip(), "the answer went on"
+
+
+def is_of_the_adapter(said: str) -> None:
+    assert 'it is served as lora_name = "no_comments@1"' in said
+    assert "\nno_comments: " in said
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    "anthropic_tool.py": is_a_call_with_an_answer,
+    "batch.py": has_eight_answers,
+    "chat.mjs": is_text,
+    "chat_stream.py": has_usage,
+    "curl.sh": has_three_answers,
+    "finetune.py": is_of_the_adapter,
+    "json_schema.py": is_a_city,
+    "move_request.py": has_moved,
+    "tool_chat.py": is_a_call_with_an_answer,
+    "tool_responses.py": is_a_call_with_an_answer,
+    "triton_stream.py": has_a_reason,
+}
+
+
+def test_every_example_is_run_and_in_the_table() -> None:
+    files = sorted(path.name for path in EXAMPLES.iterdir() if path.name not in ("README.md", "__pycache__"))
+    assert files == sorted(CHECKS)
+    assert sorted(re.findall(r"\]\((\w+\.\w+)\)", (EXAMPLES / "README.md").read_text())) == files
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_an_example_does_what_it_shows(served: Gapless, directories: dict[str, Path], name: str) -> None:
+    CHECKS[name](printed(served, directories, name))
