@@ -27,10 +27,7 @@ JOBS = {
 def happened(before: Status, now: Status) -> Iterator[News]:
     """Yields what differs between two statuses."""
     if bool(before) != bool(now):
-        said = (
-            "answers again" if now else "does not answer: it is started again, and answers go on after that"
-        )
-        yield "restart", f"the scheduler model {said}"
+        yield "restart", f"the scheduler model {'answers again' if now else 'does not answer'}"
     if before and now:
         yield from _instances(before, now)
         yield from _requests(before, now)
