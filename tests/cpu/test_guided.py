@@ -14,6 +14,7 @@ import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine, FollowsGuides
 from python_backends.guides.grammars import grammar_of
 from python_backends.guides.guides import Guides
@@ -32,6 +33,11 @@ KINDS: dict[str, tuple[Callable[[TinyModel, dict[str, Any]], Engine], int]] = {
     "openvino": (lambda tiny, options: tiny.openvino_engine(**options), 0),
     "openvino, ahead": (lambda tiny, options: tiny.openvino_engine(steps_ahead=1, **options), 1),
 }
+if library() is not None:
+    KINDS |= {
+        "layers": (lambda tiny, options: tiny.layers_engine(**options), 0),
+        "layers, ahead": (lambda tiny, options: tiny.layers_engine(steps_ahead=1, **options), 1),
+    }
 GUIDES = guides()  # compiled once
 
 
