@@ -19,7 +19,7 @@ from tests.support.tiny_models import Serving, TinyModel, random_requests
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Where a processor that has what is needed would find it."""
     monkeypatch.setattr(library, "ROOT", tmp_path)
-    monkeypatch.setattr(library, "processor_flags", lambda: library.VECTORS)
+    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDED[Kind.AVX512_BF16])
     library.library.cache_clear()
     yield tmp_path / "run" / "compiled"
     library.library.cache_clear()
@@ -65,7 +65,7 @@ def test_an_older_compiler_makes_what_it_can(
     monkeypatch.setattr(library, "kinds_here", lambda: list(Kind))
     made = library.library()
     assert made is not None
-    assert made.name.startswith("layers-vectors-")
+    assert made.name.startswith("layers-avx512_bf16-")
     assert [path.name for path in nothing_compiled.iterdir()] == [made.name]
 
 
@@ -80,7 +80,7 @@ def made(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("CXX", str(compiler))
     umask = os.umask(0)
     try:
-        yield library.compiled(Kind.VECTORS)
+        yield library.compiled(Kind.AVX512_BF16)
     finally:
         os.umask(umask)
 
@@ -88,7 +88,7 @@ def made(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_nobody_else_may_write_what_is_made_whatever_the_umask(made: Path) -> None:
     assert [oct(path.stat().st_mode & 0o777) for path in (made.parent, made)] == ["0o755", "0o755"]
     made.parent.chmod(0o777)  # as an earlier version left it
-    assert library.compiled(Kind.VECTORS) == made
+    assert library.compiled(Kind.AVX512_BF16) == made
     assert oct(made.parent.stat().st_mode & 0o777) == "0o755"
 
 
@@ -112,7 +112,7 @@ def test_a_library_that_this_host_cannot_load_is_compiled_again_and_left_out_if_
         raise OSError("GLIBCXX_3.4.99 not found")
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    monkeypatch.setattr(library, "kinds_here", lambda: [Kind.VECTORS])
+    monkeypatch.setattr(library, "kinds_here", lambda: [Kind.AVX512_BF16])
     assert made.exists()
     assert library.library() is None
     assert "is compiled again: GLIBCXX_3.4.99 not found" in caplog.text
@@ -138,7 +138,7 @@ def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.M
 def test_another_processor_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library, "processor_flags", lambda: {"avx2"})
+    monkeypatch.setattr(library, "processor_flags", lambda: {"avx"})
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert library.library() is None
-    assert "the processor has no avx512bw, avx512cd" in caplog.text
+    assert "the processor has no avx2, fma" in caplog.text

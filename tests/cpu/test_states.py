@@ -14,7 +14,7 @@ import torch
 from python_backends.engine.model.limits import STATE_DEPTH
 from python_backends.nouns.request import Floats, Request, Sampling
 from python_backends.nouns.stages import READ_EVERY, WRITTEN
-from tests.cpu.test_layers import has_halves, wanted
+from tests.cpu.test_layers import wanted
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 
@@ -107,7 +107,7 @@ def test_none_is_given_where_the_settings_want_none(one: TinyModel, kind: str) -
     ("dtype", "share"),
     [
         ("float32", 1e-4),
-        pytest.param("bfloat16", 0.1, marks=pytest.mark.skipif(not has_halves, reason="CPU")),
+        ("bfloat16", 0.1),
     ],
 )
 def test_layers_have_it_too(one: TinyModel, dtype: str, share: float) -> None:

@@ -90,7 +90,8 @@ LLAMA = {
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
 }
-AVX512 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
+AVX2 = frozenset(("avx2", "fma"))
+AVX512 = AVX2 | frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,12 @@ AVX512 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
     [
         (AVX512 | AMX, {}, {}, ("torch", "bfloat16")),
         (AVX512, {}, {}, ("torch", "float32")),
-        (AVX512, {}, {"dtype": "bfloat16"}, ("openvino", "bfloat16")),
+        (AVX512, {}, {"dtype": "bfloat16"}, ("torch", "bfloat16")),
+        (AVX2, {}, {}, ("torch", "float32")),
+        (AVX2, {}, {"dtype": "bfloat16"}, ("torch", "bfloat16")),
         (AVX512 | AMX, {"intermediate_size": 100}, {}, ("openvino", "bfloat16")),
         (AVX512 | AMX, {}, {"weights": "int8"}, ("openvino", "bfloat16")),
-        ({"avx2"}, {}, {}, ("openvino", "float32")),
+        ({"avx", "avx2"}, {}, {}, ("openvino", "float32")),
     ],
 )
 def test_torch_is_taken_on_a_cpu_where_its_layers_compute_the_model(

@@ -22,4 +22,4 @@ def compiled_with_emulated_tiles(directory: Path) -> Path:
     compiler.write_text(f'#!/bin/sh\nexec {real} -include {shlex.quote(str(HEADER))} "$@"\n')
     compiler.chmod(0o755)
     with patch.dict(os.environ, CXX=str(compiler)), patch.object(library, "ROOT", directory):
-        return library.compiled(Kind.TILES)
+        return library.compiled(Kind.AMX)

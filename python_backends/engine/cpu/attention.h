@@ -7,10 +7,7 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -111,27 +108,27 @@ struct Turn {
     template <typename Value>
     void operator()(const Value* from, int dim, int position, Value* to) const {
         const int half = dim / 2;
-        auto factor = _mm512_set1_ps(1.f);
+        auto factor = spread(1.f);
         if (norm) {
-            auto squares = _mm512_setzero_ps();
+            auto squares = spread(0.f);
             for (int i = 0; i < dim; i += TILE) {
-                const auto values = load(from + i, mask(dim - i));
-                squares = _mm512_fmadd_ps(values, values, squares);
+                const auto values = load(from + i, dim - i);
+                squares = fused(values, values, squares);
             }
-            factor = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(squares) / dim + norm[dim]));
+            factor = spread(1.f / std::sqrt(total(squares) / dim + norm[dim]));
         }
         for (int i = 0; i < half; i += TILE) {
-            const auto some = mask(half - i);
+            const int some = half - i;
             auto first = load(from + i, some), second = load(from + half + i, some);
             if (norm) {
-                first = _mm512_mul_ps(_mm512_mul_ps(first, factor), _mm512_maskz_loadu_ps(some, norm + i));
-                second = _mm512_mul_ps(_mm512_mul_ps(second, factor), _mm512_maskz_loadu_ps(some, norm + half + i));
+                first = first * factor * load(norm + i, some);
+                second = second * factor * load(norm + half + i, some);
             }
             if (cos) {
-                const auto c = _mm512_maskz_loadu_ps(some, cos + size_t(position) * half + i);
-                const auto s = _mm512_maskz_loadu_ps(some, sin + size_t(position) * half + i);
-                const auto turned = _mm512_fmsub_ps(first, c, _mm512_mul_ps(second, s));
-                second = _mm512_fmadd_ps(second, c, _mm512_mul_ps(first, s));
+                const auto c = load(cos + size_t(position) * half + i, some);
+                const auto s = load(sin + size_t(position) * half + i, some);
+                const auto turned = fused(first, c, spread(0.f) - second * s);
+                second = fused(second, c, first * s);
                 first = turned;
             }
             store(to + i, first, some);
@@ -145,13 +142,13 @@ template <typename Value>
 void pack_keys(const Value* keys, const Heads& heads, char* panel) {
     for (int chunk = 0; chunk < heads.deep(); chunk += DEEP<Value>) {
         for (int half = 0; half < 2; ++half, panel += TILE * 64) {
-            __m512i rows[TILE];
+            Line rows[TILE];
             for (int token = 0; token < TILE; ++token) {
                 rows[token] = load_line(keys + size_t(half * TILE + token) * heads.dim + chunk, heads.dim - chunk);
             }
             transpose(rows);
             for (int line = 0; line < TILE; ++line) {
-                _mm512_store_si512(panel + line * 64, rows[line]);
+                store_line(panel + line * 64, rows[line]);
             }
         }
     }
@@ -165,30 +162,21 @@ inline void pack_values(const float* values, const Heads& heads, int count, char
             for (int half = 0; half < 2; ++half) {
                 const int first = chunk + half * TILE;
                 const auto some = token < count ? heads.dim - first : 0;
-                _mm512_store_si512(line + half * TILE * 64, load_line(values + size_t(token) * heads.dim + first, some));
+                store_line(line + half * TILE * 64, load_line(values + size_t(token) * heads.dim + first, some));
             }
         }
     }
 }
 
 inline void pack_values(const Bfloat16* values, const Heads& heads, int count, char* panels) {
-    alignas(64) static constexpr auto ORDERS = [] {
-        std::array<std::array<uint16_t, 32>, 2> orders{};
-        for (int i = 0; i < 32; ++i) {
-            orders[0][i] = i / 2 + (i % 2) * 32;
-            orders[1][i] = orders[0][i] + 16;
-        }
-        return orders;
-    }();
-    const auto low = _mm512_loadu_si512(ORDERS[0].data()), high = _mm512_loadu_si512(ORDERS[1].data());
     for (int chunk = 0; chunk < heads.deep(); chunk += PANEL, panels += LINES * 64) {
-        const auto some = half_mask(heads.dim - chunk);
+        const auto some = heads.dim - chunk;
         for (int pair = 0; pair < TILE; ++pair) {
             const auto* from = values + size_t(2 * pair) * heads.dim + chunk;
-            const auto even = _mm512_maskz_loadu_epi16(2 * pair < count ? some : 0, from);
-            const auto odd = _mm512_maskz_loadu_epi16(2 * pair + 1 < count ? some : 0, from + heads.dim);
-            _mm512_store_si512(panels + pair * 64, _mm512_permutex2var_epi16(even, low, odd));
-            _mm512_store_si512(panels + (TILE + pair) * 64, _mm512_permutex2var_epi16(even, high, odd));
+            const auto even = load_line(from, 2 * pair < count ? some : 0);
+            const auto odd = load_line(from + heads.dim, 2 * pair + 1 < count ? some : 0);
+            store_line(panels + pair * 64, paired(even, odd, 0));
+            store_line(panels + (TILE + pair) * 64, paired(even, odd, 1));
         }
     }
 }
@@ -200,7 +188,7 @@ template <typename Value>
 void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Value* queries, const Value* keys,
             const Value* values, int window, ptrdiff_t following, Value* to) {
     const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
-    alignas(64) float scores[PANEL * PANEL], most[PANEL], total[PANEL], kept[PANEL];
+    alignas(64) float scores[PANEL * PANEL], most[PANEL], total_of[PANEL], kept[PANEL];
     alignas(64) Value shares[PANEL * PANEL];
     const int lines = heads.dim * sizeof(Value) / 2;  // of 64 bytes that keys or values of a block have
     thread_local Kept<char> kept_panel;
@@ -209,9 +197,9 @@ void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile,
     float* sums = kept_sums.of(size_t(PANEL) * deep);
     std::fill_n(sums, size_t(rows) * deep, 0.f);
     std::fill_n(most, rows, NO_SCORE);
-    std::fill_n(total, rows, 0.f);
+    std::fill_n(total_of, rows, 0.f);
     const int last = tile.position + tile.tokens - 1;  // position
-    const auto scale = _mm512_set1_ps(heads.scale);
+    const auto scale = spread(heads.scale), none = spread(NO_SCORE), zero = spread(0.f);
     for (int block = tile.first_block(window); block <= last / BLOCK; ++block) {
         const size_t at = tile.blocks[block] * heads.block_stride;
         const ptrdiff_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_stride : following;
@@ -221,17 +209,14 @@ void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile,
         for (int row = 0; row < rows; ++row) {
             const int end = tile.position + row / group + 1 - block * BLOCK;
             const uint32_t seen = bits(end) & ~(window ? bits(end - window) : 0);
-            auto low = _mm512_mul_ps(_mm512_load_ps(scores + row * PANEL), scale);
-            auto high = _mm512_mul_ps(_mm512_load_ps(scores + row * PANEL + TILE), scale);
-            const __mmask16 of_low = seen, of_high = seen >> TILE;
-            auto greatest = _mm512_mask_max_ps(_mm512_set1_ps(most[row]), of_low, _mm512_set1_ps(most[row]), low);
-            greatest = _mm512_mask_max_ps(greatest, of_high, greatest, high);
-            const float now = _mm512_reduce_max_ps(greatest);
-            low = _mm512_maskz_mov_ps(of_low, exponential(_mm512_sub_ps(low, _mm512_set1_ps(now))));
-            high = _mm512_maskz_mov_ps(of_high, exponential(_mm512_sub_ps(high, _mm512_set1_ps(now))));
+            auto low = where(seen, load(scores + row * PANEL) * scale, none);
+            auto high = where(seen >> TILE, load(scores + row * PANEL + TILE) * scale, none);
+            const float now = std::max(greatest(greater(low, high)), most[row]);
+            low = where(seen, exponential(low - spread(now)), zero);
+            high = where(seen >> TILE, exponential(high - spread(now)), zero);
             kept[row] = now > most[row] ? std::exp(most[row] - now) : 1.f;
             most[row] = now;
-            total[row] = total[row] * kept[row] + _mm512_reduce_add_ps(_mm512_add_ps(low, high));
+            total_of[row] = total_of[row] * kept[row] + total(low + high);
             store(shares + row * PANEL, low);
             store(shares + row * PANEL + TILE, high);
         }
@@ -241,17 +226,17 @@ void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile,
             multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * sizeof(Value), scores, false);
             for (int row = 0; row < rows; ++row) {
                 auto* sum = sums + row * deep + chunk;
-                const auto factor = _mm512_set1_ps(kept[row]);
-                store(sum, _mm512_fmadd_ps(_mm512_load_ps(sum), factor, _mm512_load_ps(scores + row * PANEL)));
-                store(sum + TILE, _mm512_fmadd_ps(_mm512_load_ps(sum + TILE), factor, _mm512_load_ps(scores + row * PANEL + TILE)));
+                const auto factor = spread(kept[row]);
+                store(sum, fused(load(sum), factor, load(scores + row * PANEL)));
+                store(sum + TILE, fused(load(sum + TILE), factor, load(scores + row * PANEL + TILE)));
             }
         }
     }
     for (int row = 0; row < rows; ++row) {
-        const auto factor = _mm512_set1_ps(1.f / total[row]);
+        const auto factor = spread(1.f / total_of[row]);
         auto* head = to + size_t(row / group) * heads.query * heads.dim + row % group * heads.dim;
         for (int i = 0; i < heads.dim; i += TILE) {
-            store(head + i, _mm512_mul_ps(_mm512_load_ps(sums + row * deep + i), factor), mask(heads.dim - i));
+            store(head + i, load(sums + row * deep + i) * factor, heads.dim - i);
         }
     }
 }

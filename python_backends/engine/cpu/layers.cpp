@@ -45,12 +45,10 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
         for (int panel = first; panel < last; ++panel) {
             multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
             const auto* bias = biases ? biases + panel * PANEL : nullptr;
-            const auto low = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
-            const auto high = bias ? _mm512_loadu_ps(bias + TILE) : _mm512_setzero_ps();
+            const auto low = bias ? load(bias) : spread(0.f), high = bias ? load(bias + TILE) : spread(0.f);
             for (int row = 0; row < rows; ++row) {
                 const auto* sum = sums + row * PANEL;
-                const auto left = _mm512_add_ps(_mm512_load_ps(sum), low);
-                finish(panel, row, left, _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
+                finish(panel, row, load(sum) + low, load(sum + TILE) + high);
             }
         }
     });
@@ -68,18 +66,18 @@ void add_norm(Phases& phases, const float* x, int rows, int width, const float* 
 
 // y [rows, width] = x + scale · the product; y may be x.
 inline auto sum_with(const float* x, float scale, int width, float* y) {
-    const auto factor = _mm512_set1_ps(scale);
-    return [=](int panel, int row, __m512 low, __m512 high) {
+    const auto factor = spread(scale);
+    return [=](int panel, int row, Vector low, Vector high) {
         const auto at = size_t(row) * width + panel * PANEL;
-        store(y + at, _mm512_fmadd_ps(low, factor, _mm512_loadu_ps(x + at)));
-        store(y + at + TILE, _mm512_fmadd_ps(high, factor, _mm512_loadu_ps(x + at + TILE)));
+        store(y + at, fused(low, factor, load(x + at)));
+        store(y + at + TILE, fused(high, factor, load(x + at + TILE)));
     };
 }
 
 // y [rows, width] = the product.
 template <typename Value>
 auto put(Value* y, int width) {
-    return [=](int panel, int row, __m512 low, __m512 high) {
+    return [=](int panel, int row, Vector low, Vector high) {
         auto* to = y + size_t(row) * width + panel * PANEL;
         store(to, low);
         store(to + TILE, high);
@@ -88,12 +86,12 @@ auto put(Value* y, int width) {
 
 // y [rows, width] = the product, scaled and capped; width need not be that of whole panels.
 inline auto put_logits(float* y, int width, float scale, float softcap) {
-    const auto factor = _mm512_set1_ps(scale);
-    return [=](int panel, int row, __m512 low, __m512 high) {
+    const auto factor = spread(scale);
+    return [=](int panel, int row, Vector low, Vector high) {
         auto* to = y + size_t(row) * width + panel * PANEL;
         for (const auto& [sums, first] : {std::pair(low, 0), std::pair(high, TILE)}) {
-            const auto scaled = _mm512_mul_ps(sums, factor);
-            store(to + first, softcap ? capped(scaled, softcap) : scaled, mask(width - panel * PANEL - first));
+            const auto logits = sums * factor;
+            store(to + first, softcap ? capped(logits, softcap) : logits, width - panel * PANEL - first);
         }
     };
 }
@@ -238,14 +236,14 @@ private:
         auto* gated = m_memory.gated.of(size_t(rows) * half);
         add_norm(phases, x, rows, width, layer.feed_forward_norm, normed);
         const auto gate_by = [=](auto activation) {
-            return [=](int panel, int row, __m512 gate, __m512 up) {
-                store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(activation(gate), up));
+            return [=](int panel, int row, Vector gate, Vector up) {
+                store(gated + size_t(row) * half + panel * TILE, activation(gate) * up);
             };
         };
         if (layer.gelu) {
-            add_product(phases, normed, rows, layer.up, gate_by([](__m512 gate) { return gelu(gate); }));
+            add_product(phases, normed, rows, layer.up, gate_by([](Vector gate) { return gelu(gate); }));
         } else {
-            add_product(phases, normed, rows, layer.up, gate_by([](__m512 gate) { return silu(gate); }));
+            add_product(phases, normed, rows, layer.up, gate_by([](Vector gate) { return silu(gate); }));
         }
         add_to(phases, layer, layer.down, layer.down_norm, gated, rows, x);
     }
@@ -293,9 +291,7 @@ private:
 // Of one of the formats.
 struct GaplessLayers {
     std::unique_ptr<gapless::Layers<float>> floats;
-#ifdef __AVX512BF16__
     std::unique_ptr<gapless::Layers<gapless::Bfloat16>> halves;
-#endif
 };
 
 GaplessLayers* gapless_open(const GaplessModel* model, int32_t threads) {
@@ -304,12 +300,10 @@ GaplessLayers* gapless_open(const GaplessModel* model, int32_t threads) {
         layers->floats = std::make_unique<gapless::Layers<float>>(*model, threads);
         return layers.release();
     }
-#ifdef __AVX512BF16__
     if (model->format == GAPLESS_BFLOAT16) {
         layers->halves = std::make_unique<gapless::Layers<gapless::Bfloat16>>(*model, threads);
         return layers.release();
     }
-#endif
     return nullptr;
 }
 
@@ -317,11 +311,9 @@ void gapless_step(GaplessLayers* layers, const GaplessStep* step) {
     if (layers->floats) {
         layers->floats->step(*step);
     }
-#ifdef __AVX512BF16__
     if (layers->halves) {
         layers->halves->step(*step);
     }
-#endif
 }
 
 void gapless_close(GaplessLayers* layers) {
@@ -347,9 +339,7 @@ void gapless_multiply(const void* x, int32_t rows, int32_t depth, const void* pa
     if (format == GAPLESS_FLOAT32) {
         multiply<float>(x, rows, depth, panels, count, sums);
     }
-#ifdef __AVX512BF16__
     if (format == GAPLESS_BFLOAT16) {
         multiply<gapless::Bfloat16>(x, rows, depth, panels, count, sums);
     }
-#endif
 }

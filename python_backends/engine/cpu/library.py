@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Collection
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -30,29 +31,42 @@ WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Kind(StrEnum):
-    """How a processor multiplies; the best first. FLOATS: float32 only."""
+    """What a processor multiplies with; the best first. Without a product of bfloat16 (AVX512, AVX2), its
+    numbers become float32 in registers.
+    """
 
-    TILES = "tiles"
-    VECTORS = "vectors"
-    FLOATS = "floats"
+    AMX = "amx"
+    AVX512_BF16 = "avx512_bf16"
+    AVX512 = "avx512"
+    AVX2 = "avx2"
 
 
-FLOATS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-VECTORS = FLOATS | {"avx512_bf16"}
+_AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # of the processor, as Linux calls it
-NEEDED = {Kind.TILES: VECTORS | {"amx_tile", "amx_bf16"}, Kind.VECTORS: VECTORS, Kind.FLOATS: FLOATS}
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-march=x86-64-v4")
-FLAGS = {
-    Kind.TILES: (*COMMON, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-    Kind.VECTORS: (*COMMON, "-mavx512bf16"),
-    Kind.FLOATS: COMMON,
+NEEDED = {
+    Kind.AMX: _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    Kind.AVX512_BF16: _AVX512 | {"avx512_bf16"},
+    Kind.AVX512: _AVX512,
+    Kind.AVX2: {"avx2", "fma"},
 }
+COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
+FLAGS = {
+    Kind.AMX: (*COMMON, "-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    Kind.AVX512_BF16: (*COMMON, "-march=x86-64-v4", "-mavx512bf16"),
+    Kind.AVX512: (*COMMON, "-march=x86-64-v4"),
+    Kind.AVX2: (*COMMON, "-mavx2", "-mfma"),
+}
+
+
+def lacking(flags: Collection[str]) -> str:
+    """What a processor with `flags` lacks for any of them; "": nothing."""
+    return ", ".join(sorted(NEEDED[Kind.AVX2] - set(flags)))
 
 
 def kinds_here() -> list[Kind]:
     """What this processor has and Linux lets this process use."""
     flags = processor_flags()
-    return [kind for kind in Kind if NEEDED[kind] <= flags and (kind != Kind.TILES or _tiles_are_allowed())]
+    return [kind for kind in Kind if NEEDED[kind] <= flags and (kind != Kind.AMX or _tiles_are_allowed())]
 
 
 @cache
@@ -60,7 +74,7 @@ def library() -> Path | None:
     """None, and the reason in the log, where it can't be had."""
     kinds = kinds_here()
     if not kinds:
-        log.info("no layers of ours: the processor has no %s", ", ".join(sorted(FLOATS - processor_flags())))
+        log.info("no layers of ours: the processor has no %s", lacking(processor_flags()))
         return None
     for kind in kinds:  # an older compiler may know another one only
         try:

@@ -14,7 +14,7 @@ from python_backends.checkpoint.kinds import Activation, NormKind
 from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
-from python_backends.engine.cpu.library import FLOATS, VECTORS, is_kept
+from python_backends.engine.cpu.library import is_kept, lacking
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import Settings
 
@@ -23,15 +23,14 @@ PANEL = 32  # multiplier.h
 
 
 def obstacle(settings: Settings, flags: Collection[str] | None = None) -> str:
-    """Why the layers don't compute the model of the settings, in the type that these name, here; "": they do.
+    """Why the layers don't compute the model of the settings here; "": they do.
     `flags`: of the processor; None: of this one.
     """
     if why := _of_settings(settings):
         return why
     flags = processor_flags() if flags is None else flags
-    needed = VECTORS if settings.model.dtype == "bfloat16" else FLOATS
-    if lacking := needed - set(flags):
-        return f"the processor has no {', '.join(sorted(lacking))}"
+    if missing := lacking(flags):
+        return f"the processor has no {missing}"
     if not is_kept() and shutil.which(os.environ.get("CXX", "g++")) is None:
         return "there is no C++ compiler: apt-get install g++ brings one"
     try:

@@ -62,7 +62,7 @@ class EngineSettings:
     fused_layers: str = setting(
         "auto",
         "auto: on a CPU the torch engine computes all layers by code of Gapless where that knows the model,"
-        " compiled at the first start if there is g++ and the processor has AVX512; it has no adapters and"
+        " compiled at the first start if there is g++ and the processor has AVX2; it has no adapters and"
         " trains nothing | off: torch's operators, which do both, or OpenVINO's",
         choices=("auto", "off"),
     )

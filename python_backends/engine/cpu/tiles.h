@@ -1,0 +1,102 @@
+// Products of bfloat16 by the processor's tiles (AMX).
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "panels.h"
+
+namespace gapless {
+
+// Multiplies bfloat16 by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
+// rows, 6 and 7 weights.
+class TileMultiplier {
+public:
+    ~TileMultiplier() {
+        _tile_release();
+    }
+
+    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+        const int blocks = (rows + PANEL - 1) / PANEL;
+        const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
+        for (int block = 0; block < blocks; ++block) {
+            const int begin = block * PANEL, count = std::min(PANEL, rows - begin);
+            const char* ahead = panel + BYTES_AHEAD;
+            int lines = block ? 0 : LINES;
+            if (blocks > 2) {
+                ahead = panel + size_t(PANEL) * depth * 2 + size_t(block) * each * depth * 2;
+                lines = std::clamp(LINES - block * each, 0, each);
+            }
+            shape(count);
+            const auto* from = x + size_t(begin) * depth;
+            if (count > TILE) {
+                multiply<true>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
+            } else {
+                multiply<false>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
+            }
+        }
+    }
+
+private:
+    static constexpr int BYTES_AHEAD = 2048;
+
+    void shape(int rows) {
+        if (rows == m_rows) {
+            return;
+        }
+        m_rows = rows;
+        struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        std::fill_n(config.bytes, 8, 64);
+        std::fill_n(config.rows, 8, TILE);
+        config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
+        config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
+        _tile_loadconfig(&config);
+    }
+
+    template <bool MANY>  // more than 16 rows
+    static void multiply(const Bfloat16* x, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        const auto* others = x + TILE * depth;
+        const size_t stride = depth * sizeof(Bfloat16);
+        _tile_zero(0);
+        _tile_zero(1);
+        if (MANY) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int i = 0; i < depth; i += PANEL) {
+            _tile_loadd(6, panel, 64);
+            _tile_loadd(4, x + i, stride);
+            _tile_loadd(7, panel + TILE * 64, 64);
+            fetch(ahead, lines);
+            _tile_dpbf16ps(0, 4, 6);
+            if (MANY) {
+                _tile_loadd(5, others + i, stride);
+                _tile_dpbf16ps(2, 5, 6);
+            }
+            _tile_dpbf16ps(1, 4, 7);
+            if (MANY) {
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            panel += LINES * 64;
+            ahead += lines * 64;
+        }
+        _tile_stored(0, sums, PANEL * sizeof(float));
+        _tile_stored(1, sums + TILE, PANEL * sizeof(float));
+        if (MANY) {
+            _tile_stored(2, sums + TILE * PANEL, PANEL * sizeof(float));
+            _tile_stored(3, sums + TILE * PANEL + TILE, PANEL * sizeof(float));
+        }
+    }
+
+    int m_rows = 0;
+};
+
+}  // namespace gapless
