@@ -1,5 +1,5 @@
-"""Weights of int8: the products are those of the rounded weights, in both
-engines, and whole answers are given with them.
+"""Weights of int8: the products are those of the rounded weights, in every engine, and whole answers are
+given with them.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.model.description import Layer, Linear
 from python_backends.engine.model.quantised import quantise, quantise_if_asked
 from python_backends.engine.model.weights import take_layers
@@ -24,6 +26,7 @@ from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIG
 from python_backends.settings import ROOT, SettingsError, load
 from tests.support.model_source import read_from
 from tests.support.tiny_models import (
+    BY_LAYERS,
     INT8_REGRET,
     Serving,
     TinyModel,
@@ -95,6 +98,7 @@ def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyMode
         ("openvino", "gemma3"),
         ("openvino", "gpt_neox"),
         ("openvino", "llama_tied"),
+        *([("layers", "gemma3"), ("layers", "llama_tied")] if library() is not None else []),
     ],
 )
 def test_tokens_with_int8_are_nearly_as_good_as_those_of_float32(
@@ -120,13 +124,19 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
     rounded.check_all(requests, answers)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt_neox", "llama_tied"])
-def test_openvino_rounds_weights_only_too(
-    tiny: Callable[[str], TinyModel], name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *product(["openvino"], ["gemma3", "gpt_neox", "llama_tied"]),
+        *(product(["layers"], sorted(BY_LAYERS)) if library() is not None else []),
+    ],
+)
+def test_others_round_weights_only_too(
+    tiny: Callable[[str], TinyModel], kind: str, name: str, tmp_path: Path
 ) -> None:
     """Rounded activations made nonsense of a published model."""
     model, requests = tiny(name), random_requests(6, seed=3)
-    answers = Serving(model.openvino_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
+    answers = Serving(model.engine_of(kind, weights="int8", dtype="float32"), token_budget=40).run(requests)
     TinyModel(tmp_path, _with_rounded_weights(model.model), model.agreement).check_all(requests, answers)
 
 

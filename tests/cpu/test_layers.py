@@ -35,6 +35,7 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
+from python_backends.engine.model.quantised import quantised
 from python_backends.nouns.request import Floats
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
@@ -73,7 +74,8 @@ def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
 
 
 def of_type(linear: Linear, dtype: torch.dtype) -> Linear:
-    return Linear(linear.weight.to(dtype), None if linear.bias is None else linear.bias.to(dtype))
+    bias, scale = (None if numbers is None else numbers.to(dtype) for numbers in (linear.bias, linear.scale))
+    return Linear(linear.weight if linear.scale is not None else linear.weight.to(dtype), bias, scale)
 
 
 def random_norm(width: int = HIDDEN) -> Norm:
@@ -91,6 +93,7 @@ def random_layer(
     normed_before: bool = True,
     normed_after: bool = False,
     residual_scale: float = 1,
+    int8: bool = False,
 ) -> Layer:
     """`norms`: of queries and keys; `normed_before` and `normed_after`: attention and feed-forward."""
     attention = Attention(
@@ -104,7 +107,7 @@ def random_layer(
     )
     up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
     feed_forward = FeedForward(up, down, Activation.GELU_TANH if gelu else Activation.SILU, gated=True)
-    return Layer(
+    layer = Layer(
         attention,
         feed_forward,
         random_norm() if normed_before else None,
@@ -114,10 +117,12 @@ def random_layer(
         parallel=False,
         residual_scale=residual_scale,
     )
+    return quantised(layer) if int8 else layer
 
 
 def linear(x: Tensor, by: Linear) -> Tensor:
-    return functional.linear(x, by.weight.float(), None if by.bias is None else by.bias.float())
+    weight = by.weight.float() if by.scale is None else by.weight.float() * by.scale.float()[:, None]
+    return functional.linear(x, weight, None if by.bias is None else by.bias.float())
 
 
 def normed(x: Tensor, norm: Norm | None) -> Tensor:
@@ -329,11 +334,12 @@ ALONE: list[dict[str, Any]] = [
     {"gelu": True},
     {"normed_after": True, "residual_scale": 0.3},
     {"normed_after": True, "normed_before": False, "gelu": True},
+    {"int8": True, "bias": True},
 ]
 TOGETHER: list[dict[str, Any]] = [
     {},
     {"bias": True, "norms": True, "window": 20},
-    {"turns": False, "window": 64, "gelu": True, "normed_after": True},
+    {"turns": False, "window": 64, "gelu": True, "normed_after": True, "int8": True},
 ]
 
 

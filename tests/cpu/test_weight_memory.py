@@ -22,6 +22,14 @@ def test_each_number_has_its_place_in_the_tiles(dtype: torch.dtype, wide: int) -
     assert tiles[1].count_nonzero() == weight[32].count_nonzero()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bytes_lie_where_the_numbers_that_they_become_would(dtype: torch.dtype) -> None:
+    weight = torch.randint(-127, 128, (33, 64), dtype=torch.int8)
+    found = packed(weight, WeightMemory(), dtype=dtype)
+    assert found.dtype == torch.int8
+    assert torch.equal(found, packed(weight.to(dtype), WeightMemory()).to(torch.int8))
+
+
 def test_packed_weights_lie_one_behind_the_other() -> None:
     memory = WeightMemory()
     weights = [torch.randn(32, columns).bfloat16() for columns in (32, 96, 64)]

@@ -103,7 +103,7 @@ AVX512 = AVX2 | frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx51
         (AVX2, {}, {}, ("torch", "float32")),
         (AVX2, {}, {"dtype": "bfloat16"}, ("torch", "bfloat16")),
         (AVX512 | AMX, {"intermediate_size": 100}, {}, ("openvino", "bfloat16")),
-        (AVX512 | AMX, {}, {"weights": "int8"}, ("openvino", "bfloat16")),
+        (AVX512 | AMX, {}, {"weights": "int8"}, ("torch", "bfloat16")),
         ({"avx", "avx2"}, {}, {}, ("openvino", "float32")),
     ],
 )

@@ -32,23 +32,31 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
-// y = x·Wᵀ + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
+// y = s·(x·Wᵀ) + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
 template <typename Value, typename Finish>
 void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Finish& finish) {
     const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth;
-    const size_t size = size_t(depth) * PANEL * sizeof(Value);
+    const bool is_bytes = weight.format == GAPLESS_INT8;
+    const size_t size = size_t(depth) * PANEL * (is_bytes ? 1 : sizeof(Value));
     const auto* from = static_cast<const char*>(weight.panels);
-    const auto* biases = weight.bias;
+    const auto *scales = weight.scales, *biases = weight.bias;
     phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
         thread_local Kept<float> kept;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
-            multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
-            const auto* bias = biases ? biases + panel * PANEL : nullptr;
-            const auto low = bias ? load(bias) : spread(0.f), high = bias ? load(bias + TILE) : spread(0.f);
+            if (is_bytes) {
+                multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
+            } else {
+                multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
+            }
+            const auto of_outputs = [=](const float* numbers, int tile, float otherwise) {
+                return numbers ? load(numbers + panel * PANEL + tile * TILE) : spread(otherwise);
+            };
+            const auto scale_low = of_outputs(scales, 0, 1), scale_high = of_outputs(scales, 1, 1);
+            const auto low = of_outputs(biases, 0, 0), high = of_outputs(biases, 1, 0);
             for (int row = 0; row < rows; ++row) {
                 const auto* sum = sums + row * PANEL;
-                finish(panel, row, load(sum) + low, load(sum + TILE) + high);
+                finish(panel, row, fused(load(sum), scale_low, low), fused(load(sum + TILE), scale_high, high));
             }
         }
     });

@@ -9,14 +9,15 @@
 
 #include <stdint.h>
 
-enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1 };  // formats of numbers
+enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1, GAPLESS_INT8 = 2 };  // formats of numbers
 
-// y = x·Wᵀ + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
+// y = s·(x·Wᵀ) + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
 struct GaplessWeight {
     const void* panels;
-    const float* bias;  // [outputs of whole panels]; null: none
+    const float* scales;  // s [outputs of whole panels]; null: 1
+    const float* bias;    // b [outputs of whole panels]; null: none
     int32_t outputs, depth;
-    int32_t format;  // the model's, so far
+    int32_t format;  // the model's, or int8 in the places that numbers of the model's have
 };
 
 // Norms are [width] factors, and then the eps; null: there is none.

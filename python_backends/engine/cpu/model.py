@@ -20,12 +20,13 @@ from python_backends.engine.cpu.weight_memory import WeightMemory, packed, tiled
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Activation, FeedForward, Layer, Linear, Model, Norm
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class Weight(ctypes.Structure):
     _fields_: ClassVar = [
         ("panels", c_void_p),
+        ("scales", c_void_p),
         ("bias", c_void_p),
         ("outputs", c_int32),
         ("depth", c_int32),
@@ -81,7 +82,7 @@ class PackedModel:
         self.state_layer = state_layer
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
-        self._format = FORMATS[model.embedding.dtype]
+        self._dtype = model.embedding.dtype
         tables = [
             [self._place(table.contiguous()) for table in each.tables(num_positions)]
             for each in model.rotaries
@@ -97,7 +98,7 @@ class PackedModel:
             embedding=None if model.is_tied else self._place(model.embedding),
             norm=self._norm(model.norm),
             head=head,
-            format=self._format,
+            format=FORMATS[self._dtype],
             num_layers=len(rows),
             num_rotaries=len(tables),
             state_layer=state_layer,
@@ -143,9 +144,12 @@ class PackedModel:
 
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
         outputs, depth = linear.weight.shape
-        panels = self._place(packed(linear.weight, self._memory, gated))
-        bias = None if linear.bias is None else self._place(tiled(linear.bias.float(), gated).flatten())
-        return Weight(panels, bias, outputs, depth, self._format)
+        panels = self._place(packed(linear.weight, self._memory, gated, self._dtype))
+        scales, bias = (
+            None if numbers is None else self._place(tiled(numbers.float(), gated).flatten())
+            for numbers in (linear.scale, linear.bias)
+        )
+        return Weight(panels, scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
 
     def _norm(self, norm: Norm | None) -> int | None:
         """The factors [width], and then the eps."""

@@ -1,6 +1,9 @@
 // Products by what the processor has, of bfloat16 tiles (AMX) or vectors (AVX512, AVX2): rows by a panel of 32 outputs (panels.h). Where no
 // instruction multiplies bfloat16, weights are read as such and become float32 in registers. A row's sums do not depend on the rows beside
 // it.
+//
+// Weights of one byte lie in the places that numbers of `Value` have, and become such in a memory that stays in a cache until all rows are
+// multiplied: int8 is exact in bfloat16.
 
 #pragma once
 
@@ -28,6 +31,17 @@ inline Vector add_product(Vector sum, const Bfloat16* inputs, Line weights) {
 #endif
 }
 
+// to [count] = the bytes. Fetches those that follow.
+template <typename Value>
+void unpack(const int8_t* bytes, int count, Value* to) {
+    for (int i = 0; i < count; i += 64) {
+        fetch(bytes + count + i, 1);
+        for (int place = i; place < i + 64; place += TILE) {
+            store(to + place, load(bytes + place));
+        }
+    }
+}
+
 // Multiplies by vectors: several rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
 // Each time it fetches a share of the next piece, so that reading and multiplying go on together.
 template <typename Value>
@@ -46,6 +60,18 @@ public:
                 const auto* from = x + size_t(row) * depth + i;
                 const int lines = fetches && ahead < end ? each : 0;
                 add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, ahead, lines);
+            }
+        }
+    }
+
+    // The same with a panel of bytes.
+    void multiply(const Value* x, int rows, int depth, const int8_t* panel, float* sums) {
+        for (int i = 0; i < depth; i += PIECE) {
+            const Piece piece{reinterpret_cast<const char*>(m_unpacked), std::min(PIECE, depth - i), i == 0};
+            unpack(panel + i * PANEL, piece.inputs * PANEL, m_unpacked);
+            for (int row = 0; row < rows; row += TOGETHER) {
+                const auto* from = x + size_t(row) * depth + i;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, piece.panel, 0);
             }
         }
     }
@@ -119,6 +145,8 @@ private:
             }
         }
     }
+
+    alignas(64) Value m_unpacked[PIECE * PANEL];
 };
 
 // What a thread multiplies with.
@@ -131,6 +159,22 @@ public:
 
     void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
         m_halves.multiply(x, rows, depth, panel, sums, follows);
+    }
+
+    // The same with a panel of bytes; what follows it is always fetched.
+    void multiply(const float* x, int rows, int depth, const int8_t* panel, float* sums) {
+        m_floats.multiply(x, rows, depth, panel, sums);
+    }
+
+    void multiply(const Bfloat16* x, int rows, int depth, const int8_t* panel, float* sums) {
+#ifdef __AMX_BF16__
+        thread_local Kept<Bfloat16> kept;
+        auto* unpacked = kept.of(size_t(depth) * PANEL);
+        unpack(panel, depth * PANEL, unpacked);
+        m_halves.multiply(x, rows, depth, reinterpret_cast<const char*>(unpacked), sums, false);
+#else
+        m_halves.multiply(x, rows, depth, panel, sums);
+#endif
     }
 
 private:

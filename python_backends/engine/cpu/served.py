@@ -44,8 +44,6 @@ def _of_settings(settings: Settings) -> str:
         return f"model.device = {settings.model.device}"
     if settings.engine.block_tokens != BLOCK_TOKENS:
         return f"engine.block_tokens = {settings.engine.block_tokens}: they take {BLOCK_TOKENS}"
-    if settings.model.weights != "same":
-        return f"model.weights = {settings.model.weights}"
     if settings.adapters.directory:
         return "adapters.directory: they have no adapters"
     if settings.engine.fused_layers == "off":

@@ -86,6 +86,13 @@ inline Vector load(const Bfloat16* from, int count) {
     return {_mm256_castsi256_ps(wide(0)), _mm256_castsi256_ps(wide(1))};
 }
 
+inline Vector load(const int8_t* from) {
+    const auto wide = [from](int half) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + half * 8))));
+    };
+    return {wide(0), wide(1)};
+}
+
 inline void store(float* to, Vector values) {
     _mm256_storeu_ps(to, values.low);
     _mm256_storeu_ps(to + TILE / 2, values.high);

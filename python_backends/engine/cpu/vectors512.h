@@ -41,6 +41,10 @@ inline Vector load(const Bfloat16* from, int count) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
+inline Vector load(const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+
 inline void store(float* to, Vector values) {
     _mm512_storeu_ps(to, values);
 }

@@ -38,12 +38,15 @@ class WeightMemory:
         return taken
 
 
-def packed(weight: Tensor, memory: WeightMemory, gated: bool = False) -> Tensor:
+def packed(
+    weight: Tensor, memory: WeightMemory, gated: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """The weight [out, in] as [panels, in / deep, 2, 16, 16 outputs, wide]: tiles as the processor takes
     them, with deep = 16 · wide inputs; wide is 2 in bfloat16, 1 in float32. A last panel that is not whole is
-    filled with zeros. `gated`: it has the rows of gate and then those of up.
+    filled with zeros. `gated`: it has the rows of gate and then those of up. `dtype`: of what it is
+    multiplied with; None: of the weight.
     """
-    wide = 4 // weight.element_size()
+    wide = 4 // (dtype or weight.dtype).itemsize
     tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // (wide * TILE), TILE, wide)
     return memory.copied(tiles.permute(0, 3, 1, 4, 2, 5))
 
