@@ -36,6 +36,8 @@ from python_backends.engine.model.description import (
     Rotary,
 )
 from python_backends.engine.model.quantised import quantised
+from python_backends.engine.torch.attention import score_operator
+from python_backends.engine.torch.operators import activation_operator
 from python_backends.nouns.request import Floats
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
@@ -78,8 +80,8 @@ def of_type(linear: Linear, dtype: torch.dtype) -> Linear:
     return Linear(linear.weight if linear.scale is not None else linear.weight.to(dtype), bias, scale)
 
 
-def random_norm(width: int = HIDDEN) -> Norm:
-    return Norm(NormKind.RMS, torch.rand(width) + 0.5, None, 1e-5)
+def random_norm(width: int = HIDDEN, kind: NormKind = NormKind.RMS, bias: bool = False) -> Norm:
+    return Norm(kind, torch.rand(width) + 0.5, torch.randn(width) if bias else None, 1e-5)
 
 
 def random_layer(
@@ -87,34 +89,44 @@ def random_layer(
     *,
     bias: bool = False,
     norms: bool = False,
+    wide_norms: bool = False,
     window: int | None = None,
     turns: bool = True,
-    gelu: bool = False,
+    softcap: float | None = None,
+    activation: Activation = Activation.SILU,
+    gated: bool = True,
+    parallel: bool = False,
+    shared: bool = False,
+    kind: NormKind = NormKind.RMS,
     normed_before: bool = True,
     normed_after: bool = False,
     residual_scale: float = 1,
     int8: bool = False,
 ) -> Layer:
-    """`norms`: of queries and keys; `normed_before` and `normed_after`: attention and feed-forward."""
+    """`norms`: of queries and keys, `wide_norms`: of all heads at once; `normed_before` and `normed_after`:
+    attention and feed-forward; `shared`: the norm of both parallel halves. `bias`: of norms before, too.
+    """
+    query_width, kv_width = heads.query_width, heads.kv_width
+    widths = (query_width, kv_width) if wide_norms else (heads.head_dim, heads.head_dim)
     attention = Attention(
-        random_linear(heads.query_width + 2 * heads.kv_width, HIDDEN, bias),
-        random_linear(HIDDEN, heads.query_width, bias),
-        random_norm(heads.head_dim) if norms else None,
-        random_norm(heads.head_dim) if norms else None,
+        random_linear(query_width + 2 * kv_width, HIDDEN, bias),
+        random_linear(HIDDEN, query_width, bias),
+        random_norm(widths[0]) if norms or wide_norms else None,
+        random_norm(widths[1]) if norms or wide_norms else None,
         0 if turns else None,
         window,
-        None,
+        softcap,
     )
-    up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
-    feed_forward = FeedForward(up, down, Activation.GELU_TANH if gelu else Activation.SILU, gated=True)
+    up, down = random_linear((1 + gated) * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
+    feed_forward = FeedForward(up, down, activation, gated)
     layer = Layer(
         attention,
         feed_forward,
-        random_norm() if normed_before else None,
+        random_norm(kind=kind, bias=bias) if normed_before else None,
         random_norm() if normed_after else None,
-        random_norm() if normed_before else None,
+        random_norm(kind=kind, bias=bias) if normed_before and not shared else None,
         random_norm() if normed_after else None,
-        parallel=False,
+        parallel=parallel,
         residual_scale=residual_scale,
     )
     return quantised(layer) if int8 else layer
@@ -126,7 +138,19 @@ def linear(x: Tensor, by: Linear) -> Tensor:
 
 
 def normed(x: Tensor, norm: Norm | None) -> Tensor:
-    return x if norm is None else functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+    if norm is None:
+        return x
+    if norm.kind == NormKind.LAYER:
+        return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+    y = functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+    return y if norm.bias is None else y + norm.bias
+
+
+def heads_normed(x: Tensor, norm: Norm | None) -> Tensor:
+    """[heads, tokens, dim], each head or all of them together."""
+    if norm is None or len(norm.weight) == x.shape[-1]:
+        return normed(x, norm)
+    return normed(x.transpose(0, 1).flatten(1), norm).unflatten(-1, (-1, x.shape[-1])).transpose(0, 1)
 
 
 class Random:
@@ -156,12 +180,14 @@ class Random:
         for index, layer in enumerate(self.layers):
             scale, feed_forward = layer.residual_scale, layer.feed_forward
             attended = linear(self._attended(x, span, index), layer.attention.output)
-            x = x + scale * normed(attended, layer.attention_output_norm)
-            gate, up = linear(self.rounded(normed(x, layer.feed_forward_norm)), feed_forward.up).chunk(2, -1)
-            is_silu = feed_forward.activation == Activation.SILU
-            gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
-            fed = linear(self.rounded(gate * up), feed_forward.down)
-            x = x + scale * normed(fed, layer.feed_forward_output_norm)
+            after = x + scale * normed(attended, layer.attention_output_norm)
+            if layer.parallel:
+                before = normed(x, layer.feed_forward_norm or layer.attention_norm)
+            else:
+                before = normed(after, layer.feed_forward_norm)
+            inner = activation_operator(feed_forward, False)(linear(self.rounded(before), feed_forward.up))
+            fed = linear(self.rounded(inner), feed_forward.down)
+            x = after + scale * normed(fed, layer.feed_forward_output_norm)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
@@ -209,12 +235,13 @@ class Random:
             part.unflatten(-1, (-1, heads.head_dim)).transpose(0, 1)
             for part in qkv.split([heads.query_width, heads.kv_width, heads.kv_width], -1)
         )
-        q = self.rounded(self._turned(normed(q, attention.q_norm), past, attention))
-        k = self.rounded(self._turned(normed(k, attention.k_norm), past, attention))
+        q = self.rounded(self._turned(heads_normed(q, attention.q_norm), past, attention))
+        k = self.rounded(self._turned(heads_normed(k, attention.k_norm), past, attention))
         k, v = torch.cat([self.past[index][span], torch.stack([k, v])], 2).repeat_interleave(heads.group, 1)
         distance = past + torch.arange(len(x))[:, None] - torch.arange(k.shape[1])
         is_seen = (distance >= 0) & (distance < (attention.window or k.shape[1]))
-        attended = functional.scaled_dot_product_attention(q, k, v, is_seen, scale=heads.scale)
+        hidden = torch.zeros(is_seen.shape).masked_fill(~is_seen, -torch.inf)
+        attended = score_operator(attention.softcap)(q, k, v, attn_mask=hidden, scale=heads.scale)
         return self.rounded(attended.transpose(0, 1).flatten(1))
 
     def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
@@ -331,15 +358,23 @@ ALONE: list[dict[str, Any]] = [
     {"window": 20},
     {"window": 64},
     {"turns": False},
-    {"gelu": True},
+    *({"activation": activation} for activation in Activation),
+    *({"activation": activation, "gated": False, "bias": True} for activation in Activation),
+    {"kind": NormKind.LAYER},
+    {"kind": NormKind.LAYER, "bias": True, "int8": True},
+    {"parallel": True},
+    {"parallel": True, "shared": True, "kind": NormKind.LAYER, "bias": True, "gated": False},
+    {"wide_norms": True},
+    {"softcap": 1.5},
     {"normed_after": True, "residual_scale": 0.3},
-    {"normed_after": True, "normed_before": False, "gelu": True},
+    {"normed_after": True, "normed_before": False},
     {"int8": True, "bias": True},
 ]
 TOGETHER: list[dict[str, Any]] = [
     {},
     {"bias": True, "norms": True, "window": 20},
-    {"turns": False, "window": 64, "gelu": True, "normed_after": True, "int8": True},
+    {"turns": False, "window": 64, "activation": Activation.GELU_TANH, "normed_after": True, "int8": True},
+    {"wide_norms": True, "softcap": 3.0, "parallel": True, "gated": False, "kind": NormKind.LAYER},
 ]
 
 
@@ -374,7 +409,7 @@ def test_embedding_and_head_are_scaled_capped_and_may_be_one(
 @wanted
 def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None:
     torch.manual_seed(2)
-    model = made_here.model("grouped", {}, {"window": 32}, {})
+    model = made_here.model("grouped", {}, {"window": 32}, {"parallel": True})
     rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
     got = made_here.computed(model)(ALL, sampled_alone=True)
     made_here.check(got, model.logits(torch.stack(rows)))
@@ -462,10 +497,12 @@ def test_weights_are_fetched_into_the_cache_with_which_products_are_faster(
 
 @wanted
 @pytest.mark.parametrize("factor", [64, 2.0**50], ids=["some hundred", "their cubes are infinite"])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_gates_far_from_zero_stay_numbers(made_here: Made, gelu: bool, factor: float) -> None:
+@pytest.mark.parametrize(
+    "activation", [Activation.SILU, Activation.GELU, Activation.GELU_TANH, Activation.RELU]
+)
+def test_gates_far_from_zero_stay_numbers(made_here: Made, activation: Activation, factor: float) -> None:
     torch.manual_seed(4)
-    model = made_here.model("grouped", {"gelu": gelu})
+    model = made_here.model("grouped", {"activation": activation})
     model.layers[0].feed_forward.up.weight.mul_(factor)
     expected = expected_logits(model)
     made_here.check(made_here.computed(model)(ALL), expected, float(expected.abs().max()))
@@ -520,6 +557,6 @@ def test_the_engine_says_why_it_has_no_layers(
     tiny: Callable[[str], TinyModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "gapless.instance"):
-        engine = tiny("gpt_neox").engine(block_tokens=32)
-    assert "no layers of ours: they don't compute parallel halves" in caplog.text
+        engine = tiny("qwen3_moe").engine(block_tokens=32)
+    assert "no layers of ours: they don't compute mixtures of experts" in caplog.text
     assert not engine.has_layers

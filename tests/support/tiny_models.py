@@ -248,24 +248,7 @@ WITH_EXPERTS = frozenset(
 )
 BY_TORCH_ALONE = SOFT_CAPPED | WITH_EXPERTS
 # by layers in C++, where the processor has what these need
-BY_LAYERS = frozenset(
-    (
-        *(
-            "cwm",
-            "ernie4_5",
-            "exaone4",
-            "exaone4_full",
-            "gemma",
-            "gemma3",
-            "glm",
-            "glm4",
-            "granite",
-            "helium",
-        ),
-        *("llama_dynamic", "llama_grouped", "llama_tied", "ministral", "mistral", "phi3", "phi3_short"),
-        *("qwen2", "qwen3", "qwen3_sliding", "seed_oss", "smollm3"),
-    )
-)
+BY_LAYERS = frozenset(TINY | RELATIVES) - WITH_EXPERTS
 
 # Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
 _EMBEDDING_STD = {

@@ -99,44 +99,6 @@ inline ptrdiff_t first_block(const Batch& batch, const Heads& heads, int item, i
     return tile.blocks[tile.first_block(window)] * heads.block_stride + size_t(item % heads.kv) * heads.head_size();
 }
 
-// What happens to a head of a query or key [dim] before scores are computed; what is null is left out.
-struct Turn {
-    const float* norm = nullptr;  // [dim] and its eps
-    const float* cos = nullptr;   // [positions, dim / 2]
-    const float* sin = nullptr;
-
-    template <typename Value>
-    void operator()(const Value* from, int dim, int position, Value* to) const {
-        const int half = dim / 2;
-        auto factor = spread(1.f);
-        if (norm) {
-            auto squares = spread(0.f);
-            for (int i = 0; i < dim; i += TILE) {
-                const auto values = load(from + i, dim - i);
-                squares = fused(values, values, squares);
-            }
-            factor = spread(1.f / std::sqrt(total(squares) / dim + norm[dim]));
-        }
-        for (int i = 0; i < half; i += TILE) {
-            const int some = half - i;
-            auto first = load(from + i, some), second = load(from + half + i, some);
-            if (norm) {
-                first = first * factor * load(norm + i, some);
-                second = second * factor * load(norm + half + i, some);
-            }
-            if (cos) {
-                const auto c = load(cos + size_t(position) * half + i, some);
-                const auto s = load(sin + size_t(position) * half + i, some);
-                const auto turned = fused(first, c, spread(0.f) - second * s);
-                second = fused(second, c, first * s);
-                first = turned;
-            }
-            store(to + i, first, some);
-            store(to + half + i, second, some);
-        }
-    }
-};
-
 // The panel [32 tokens, deep] of the keys [32, dim] of a block.
 template <typename Value>
 void pack_keys(const Value* keys, const Heads& heads, char* panel) {
@@ -181,12 +143,13 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
     }
 }
 
-// to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
+// to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values, with scores capped where `softcap` is
+// not 0. Queries [tokens · group, deep];
 // keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
 // before it where the window is 0. Fetches the block `following` values further on while it computes the last one.
 template <typename Value>
 void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Value* queries, const Value* keys,
-            const Value* values, int window, ptrdiff_t following, Value* to) {
+            const Value* values, int window, float softcap, ptrdiff_t following, Value* to) {
     const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
     alignas(64) float scores[PANEL * PANEL], most[PANEL], total_of[PANEL], kept[PANEL];
     alignas(64) Value shares[PANEL * PANEL];
@@ -209,8 +172,13 @@ void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile,
         for (int row = 0; row < rows; ++row) {
             const int end = tile.position + row / group + 1 - block * BLOCK;
             const uint32_t seen = bits(end) & ~(window ? bits(end - window) : 0);
-            auto low = where(seen, load(scores + row * PANEL) * scale, none);
-            auto high = where(seen >> TILE, load(scores + row * PANEL + TILE) * scale, none);
+            auto low = load(scores + row * PANEL) * scale, high = load(scores + row * PANEL + TILE) * scale;
+            if (softcap) {
+                low = capped(low, softcap);
+                high = capped(high, softcap);
+            }
+            low = where(seen, low, none);
+            high = where(seen >> TILE, high, none);
             const float now = std::max(greatest(greater(low, high)), most[row]);
             low = where(seen, exponential(low - spread(now)), zero);
             high = where(seen >> TILE, exponential(high - spread(now)), zero);

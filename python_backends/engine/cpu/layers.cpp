@@ -4,7 +4,8 @@
 //     x ← x + r·norm(attention(q, k, v)·Oᵀ)
 //     x ← x + r·norm((activation(g)·u)·Dᵀ),  g, u = norm(x)·Uᵀ
 //
-// with the norms that the layer has, SiLU or GELU, and r = its residual scale;
+// with the norms that the layer has, and r = its residual scale; without a gate activation(u), and where both halves are parallel, the second
+// one begins with x as it was before the first one;
 // at the end norm(x)·Hᵀ of the rows whose logits are wanted; of these rows alone the last layer computes what follows its attention.
 // Hidden states of these rows are given as some of the layers leave them.
 //
@@ -19,90 +20,15 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
-#include "multiplier.h"
-#include "phases.h"
+#include "products.h"
 #include "threads.h"
-#include "vectors.h"
+#include "turns.h"
 
 namespace gapless {
-
-constexpr int TAKEN = 4;  // rows that a thread takes at a time
-
-// y = s·(x·Wᵀ) + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
-template <typename Value, typename Finish>
-void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Finish& finish) {
-    const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth;
-    const bool is_bytes = weight.format == GAPLESS_INT8;
-    const size_t size = size_t(depth) * PANEL * (is_bytes ? 1 : sizeof(Value));
-    const auto* from = static_cast<const char*>(weight.panels);
-    const auto *scales = weight.scales, *biases = weight.bias;
-    phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
-        thread_local Kept<float> kept;
-        float* sums = kept.of(size_t(rows) * PANEL);
-        for (int panel = first; panel < last; ++panel) {
-            if (is_bytes) {
-                multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
-            } else {
-                multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
-            }
-            const auto of_outputs = [=](const float* numbers, int tile, float otherwise) {
-                return numbers ? load(numbers + panel * PANEL + tile * TILE) : spread(otherwise);
-            };
-            const auto scale_low = of_outputs(scales, 0, 1), scale_high = of_outputs(scales, 1, 1);
-            const auto low = of_outputs(biases, 0, 0), high = of_outputs(biases, 1, 0);
-            for (int row = 0; row < rows; ++row) {
-                const auto* sum = sums + row * PANEL;
-                finish(panel, row, fused(load(sum), scale_low, low), fused(load(sum + TILE), scale_high, high));
-            }
-        }
-    });
-}
-
-// to [rows, width] = x [rows, width], each row normed.
-template <typename Value>
-void add_norm(Phases& phases, const float* x, int rows, int width, const float* weight, Value* to) {
-    phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
-        for (int row = first; row < last; ++row) {
-            norm(x + size_t(row) * width, weight, width, to + size_t(row) * width);
-        }
-    });
-}
-
-// y [rows, width] = x + scale · the product; y may be x.
-inline auto sum_with(const float* x, float scale, int width, float* y) {
-    const auto factor = spread(scale);
-    return [=](int panel, int row, Vector low, Vector high) {
-        const auto at = size_t(row) * width + panel * PANEL;
-        store(y + at, fused(low, factor, load(x + at)));
-        store(y + at + TILE, fused(high, factor, load(x + at + TILE)));
-    };
-}
-
-// y [rows, width] = the product.
-template <typename Value>
-auto put(Value* y, int width) {
-    return [=](int panel, int row, Vector low, Vector high) {
-        auto* to = y + size_t(row) * width + panel * PANEL;
-        store(to, low);
-        store(to + TILE, high);
-    };
-}
-
-// y [rows, width] = the product, scaled and capped; width need not be that of whole panels.
-inline auto put_logits(float* y, int width, float scale, float softcap) {
-    const auto factor = spread(scale);
-    return [=](int panel, int row, Vector low, Vector high) {
-        auto* to = y + size_t(row) * width + panel * PANEL;
-        for (const auto& [sums, first] : {std::pair(low, 0), std::pair(high, TILE)}) {
-            const auto logits = sums * factor;
-            store(to + first, softcap ? capped(logits, softcap) : logits, width - panel * PANEL - first);
-        }
-    };
-}
 
 inline float widened(float value) {
     return value;
@@ -119,7 +45,7 @@ inline float widened(Bfloat16 value) {
 template <typename Value>
 struct Memory {
     Kept<float> x, before_norm;
-    Kept<Value> normed, qkv, queries, attended, sampled, gated;
+    Kept<Value> normed, qkv, queries, attended, sampled, activated;
 };
 
 // A model whose weights, keys and values are `Value`.
@@ -149,8 +75,15 @@ public:
                 attended = take_sampled(phases, attended, query_width, step, m_memory.sampled.of(size_t(sampled) * query_width));
                 rows = sampled;
             }
-            add_to(phases, layer, layer.output, layer.output_norm, attended, rows, x);
-            add_feed_forward(phases, layer, rows, x);
+            const auto add_attended = [&] { add_to(phases, layer, layer.output, layer.output_norm, attended, rows, x); };
+            if (!layer.parallel) {
+                add_attended();
+            }
+            const auto* activated = add_up(phases, layer, rows, x);
+            if (layer.parallel) {
+                add_attended();
+            }
+            add_to(phases, layer, layer.down, layer.down_norm, activated, rows, x);
             if (index + 1 == m_model.state_layer) {  // never the last one
                 take_sampled(phases, x, width, step, step.states);
             }
@@ -204,26 +137,27 @@ private:
         auto* queries = m_memory.queries.of(size_t(rows) * heads.query * deep);
         auto *keys = static_cast<Value*>(layer.keys), *values = static_cast<Value*>(layer.values);
         const auto rotary = layer.rotary < 0 ? GaplessRotary{nullptr, nullptr} : m_rotaries[layer.rotary];
-        const Turn turn_query{layer.q_norm, rotary.cos, rotary.sin}, turn_key{layer.k_norm, rotary.cos, rotary.sin};
+        const Turn turn_queries{layer.q_norm, rotary, heads.dim}, turn_keys{layer.k_norm, rotary, heads.dim};
         phases.add(rows, TAKEN, [=, &batch](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const auto place = batch.places()[row];
                 const auto* from = qkv + size_t(row) * qkv_width;
-                for (int head = 0; head < heads.query; ++head, from += heads.dim) {
+                turn_queries(from, heads.query, place.position, [=](int head) {
                     auto* to = queries + ((size_t(head / group) * rows + row) * group + head % group) * deep;
-                    turn_query(from, heads.dim, place.position, to);
                     std::fill(to + heads.dim, to + deep, Value(0));
-                }
+                    return to;
+                });
+                from += heads.query * heads.dim;
                 const auto at = place.block * heads.block_stride + ptrdiff_t(place.position % BLOCK) * heads.dim;
-                for (int head = 0; head < heads.kv; ++head, from += heads.dim) {
-                    turn_key(from, heads.dim, place.position, keys + at + head * heads.head_size());
-                }
+                turn_keys(from, heads.kv, place.position, [=](int head) { return keys + at + head * heads.head_size(); });
+                from += heads.kv * heads.dim;
                 for (int head = 0; head < heads.kv; ++head, from += heads.dim) {
                     std::copy_n(from, heads.dim, values + at + head * heads.head_size());
                 }
             }
         });
         const int window = layer.window;
+        const float softcap = layer.score_softcap;
         phases.add(batch.tiles().size() * heads.kv, 1, [=, &batch](Multiplier& multiplier, int first, int last) {
             for (int item = first; item < last; ++item) {
                 const auto& tile = batch.tiles()[item / heads.kv];
@@ -232,36 +166,39 @@ private:
                 const auto* from = queries + (size_t(head) * rows + tile.row) * group * deep;
                 auto* to = attended + size_t(tile.row) * heads.query * heads.dim + size_t(head) * group * heads.dim;
                 const auto following = first_block(batch, heads, item + 1, window) - ptrdiff_t(of_head);
-                attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, following, to);
+                attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, softcap, following, to);
             }
         });
     }
 
-    // x [rows, hidden] ← x + feed-forward(norm(x))
-    void add_feed_forward(Phases& phases, const GaplessLayer& layer, int rows, float* x) {
-        const int half = layer.up.outputs / 2, width = m_model.hidden;
+    // [rows, depth of `down`] = the feed-forward part of x [rows, hidden] up to its second product.
+    const Value* add_up(Phases& phases, const GaplessLayer& layer, int rows, const float* x) {
+        const int width = m_model.hidden, inner = layer.down.depth;
         auto* normed = m_memory.normed.of(size_t(rows) * width);
-        auto* gated = m_memory.gated.of(size_t(rows) * half);
+        auto* activated = m_memory.activated.of(size_t(rows) * inner);
         add_norm(phases, x, rows, width, layer.feed_forward_norm, normed);
-        const auto gate_by = [=](auto activation) {
-            return [=](int panel, int row, Vector gate, Vector up) {
-                store(gated + size_t(row) * half + panel * TILE, activation(gate) * up);
-            };
-        };
-        if (layer.gelu) {
-            add_product(phases, normed, rows, layer.up, gate_by([](Vector gate) { return gelu(gate); }));
-        } else {
-            add_product(phases, normed, rows, layer.up, gate_by([](Vector gate) { return silu(gate); }));
-        }
-        add_to(phases, layer, layer.down, layer.down_norm, gated, rows, x);
+        with_activation(layer.activation, [&](auto activate) {
+            if (layer.gated) {
+                add_product(phases, normed, rows, layer.up, [=](int panel, int row, Vector gate, Vector up) {
+                    store(activated + size_t(row) * inner + panel * TILE, activate(gate) * up);
+                });
+            } else {
+                add_product(phases, normed, rows, layer.up, [=](int panel, int row, Vector low, Vector high) {
+                    auto* to = activated + size_t(row) * inner + panel * PANEL;
+                    store(to, activate(low));
+                    store(to + TILE, activate(high));
+                });
+            }
+        });
+        return activated;
     }
 
     // x [rows, hidden] ← x + the product of `from` [rows, depth] and the weight, normed where there is a norm, times the residual scale
-    void add_to(Phases& phases, const GaplessLayer& layer, const GaplessWeight& weight, const float* factors, const Value* from, int rows,
-                float* x) {
+    void add_to(Phases& phases, const GaplessLayer& layer, const GaplessWeight& weight, const GaplessNorm& norm, const Value* from,
+                int rows, float* x) {
         const int width = m_model.hidden;
         const float scale = layer.residual_scale;
-        if (!factors) {
+        if (!norm.weight) {
             add_product(phases, from, rows, weight, sum_with(x, scale, width, x));
             return;
         }
@@ -270,7 +207,7 @@ private:
         phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const auto at = size_t(row) * width;
-                add_normed(x + at, z + at, factors, scale, width, x + at);
+                add_normed(x + at, z + at, norm, scale, x + at);
             }
         });
     }

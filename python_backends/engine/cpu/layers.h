@@ -20,17 +20,30 @@ struct GaplessWeight {
     int32_t format;  // the model's, or int8 in the places that numbers of the model's have
 };
 
-// Norms are [width] factors, and then the eps; null: there is none.
+enum { GAPLESS_SILU = 0, GAPLESS_GELU = 1, GAPLESS_GELU_TANH = 2, GAPLESS_RELU = 3, GAPLESS_RELU_SQUARED = 4 };
+
+// y = x / rms(x) · w + b, of x less its mean where it is centred.
+struct GaplessNorm {
+    const float* weight;  // w [width]; null: there is no norm
+    const float* bias;    // b [width]; null: 0
+    int32_t width;
+    int32_t centred;
+    float eps;
+};
+
 struct GaplessLayer {
     GaplessWeight qkv, output;
-    GaplessWeight up, down;  // up: in turn 16 outputs of the gate and 16 of what it gates
-    const float *attention_norm, *output_norm, *feed_forward_norm, *down_norm;
-    const float *q_norm, *k_norm;  // of each head
-    void *keys, *values;           // of the layer in block 0
+    GaplessWeight up, down;  // up, where gated: in turn 16 outputs of the gate and 16 of what it gates
+    GaplessNorm attention_norm, output_norm, feed_forward_norm, down_norm;
+    GaplessNorm q_norm, k_norm;  // of each head, or of all heads at once, as wide as they are; not centred, without bias
+    void *keys, *values;         // of the layer in block 0
     float residual_scale;
-    int32_t window;  // tokens that one sees, with itself; 0: all before it
-    int32_t rotary;  // which of the model's; −1: none
-    int32_t gelu;    // its approximation by tanh, else SiLU
+    float score_softcap;  // scores ← softcap · tanh(scores / softcap); 0: none
+    int32_t window;       // tokens that one sees, with itself; 0: all before it
+    int32_t rotary;       // which of the model's; −1: none
+    int32_t activation;
+    int32_t gated;
+    int32_t parallel;  // the feed-forward part sees x as it is before attention is added
 };
 
 struct GaplessRotary {
@@ -41,7 +54,7 @@ struct GaplessModel {
     const GaplessLayer* layers;
     const GaplessRotary* rotaries;
     const void* embedding;  // [vocabulary, hidden] in the model's format; null: the head's panels are it
-    const float* norm;
+    GaplessNorm norm;
     GaplessWeight head;    // outputs: the vocabulary
     int64_t block_stride;  // numbers from one KV block to the next
     int32_t format;        // of what is multiplied, of keys and of values; sums and the residual stream are float32

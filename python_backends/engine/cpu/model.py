@@ -18,8 +18,24 @@ from torch import Tensor
 from python_backends.engine.cpu.fetch import use_faster_cache
 from python_backends.engine.cpu.weight_memory import WeightMemory, packed, tiled
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.model.description import Activation, FeedForward, Layer, Linear, Model, Norm
+from python_backends.engine.model.description import (
+    Activation,
+    FeedForward,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    NormKind,
+)
 
+# in the order of their numbers in layers.h
+ACTIVATIONS = (
+    Activation.SILU,
+    Activation.GELU,
+    Activation.GELU_TANH,
+    Activation.RELU,
+    Activation.RELU_SQUARED,
+)
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -34,13 +50,24 @@ class Weight(ctypes.Structure):
     ]
 
 
+class NormTable(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("width", c_int32),
+        ("centred", c_int32),
+        ("eps", c_float),
+    ]
+
+
 class LayerTable(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, Weight) for name in ("qkv", "output", "up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "output_norm", "feed_forward_norm", "down_norm")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "keys", "values")),
-        ("residual_scale", c_float),
-        *((name, c_int32) for name in ("window", "rotary", "gelu")),
+        *((name, NormTable) for name in ("attention_norm", "output_norm", "feed_forward_norm", "down_norm")),
+        *((name, NormTable) for name in ("q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_float) for name in ("residual_scale", "score_softcap")),
+        *((name, c_int32) for name in ("window", "rotary", "activation", "gated", "parallel")),
     ]
 
 
@@ -53,7 +80,7 @@ class ModelTable(ctypes.Structure):
         ("layers", POINTER(LayerTable)),
         ("rotaries", POINTER(RotaryTable)),
         ("embedding", c_void_p),
-        ("norm", c_void_p),
+        ("norm", NormTable),
         ("head", Weight),
         ("block_stride", c_int64),
         *((name, c_int32) for name in ("format", "num_layers", "num_rotaries", "state_layer")),
@@ -125,21 +152,25 @@ class PackedModel:
     def _layer(self, layer: Layer) -> LayerTable:
         attention, feed_forward = layer.attention, layer.feed_forward
         assert isinstance(feed_forward, FeedForward)
+        shared = layer.feed_forward_norm or layer.attention_norm
         return LayerTable(
             qkv=self._packed(attention.qkv),
             output=self._packed(attention.output),
-            up=self._packed(feed_forward.up, gated=True),
+            up=self._packed(feed_forward.up, feed_forward.gated),
             down=self._packed(feed_forward.down),
             attention_norm=self._norm(layer.attention_norm),
             output_norm=self._norm(layer.attention_output_norm),
-            feed_forward_norm=self._norm(layer.feed_forward_norm),
+            feed_forward_norm=self._norm(shared if layer.parallel else layer.feed_forward_norm),
             down_norm=self._norm(layer.feed_forward_output_norm),
             q_norm=self._norm(attention.q_norm),
             k_norm=self._norm(attention.k_norm),
             residual_scale=layer.residual_scale,
+            score_softcap=attention.softcap or 0.0,
             window=attention.window or 0,
             rotary=-1 if attention.rotary is None else attention.rotary,
-            gelu=feed_forward.activation == Activation.GELU_TANH,
+            activation=ACTIVATIONS.index(feed_forward.activation),
+            gated=feed_forward.gated,
+            parallel=layer.parallel,
         )
 
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
@@ -151,11 +182,12 @@ class PackedModel:
         )
         return Weight(panels, scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
 
-    def _norm(self, norm: Norm | None) -> int | None:
-        """The factors [width], and then the eps."""
-        return (
-            None if norm is None else self._place(torch.cat([norm.weight.float(), torch.tensor([norm.eps])]))
-        )
+    def _norm(self, norm: Norm | None) -> NormTable:
+        if norm is None:
+            return NormTable()
+        bias = None if norm.bias is None else self._place(norm.bias.float())
+        weight, is_centred = self._place(norm.weight.float()), norm.kind == NormKind.LAYER
+        return NormTable(weight, bias, len(norm.weight), is_centred, norm.eps)
 
     def _place(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

@@ -9,8 +9,6 @@ import os
 import shutil
 from collections.abc import Collection
 
-from python_backends.checkpoint.family import HeadNorm
-from python_backends.checkpoint.kinds import Activation, NormKind
 from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
@@ -54,7 +52,6 @@ def _of_settings(settings: Settings) -> str:
 
 
 def _of_model(facts: ModelFacts) -> str:
-    family = facts.family
     widths = {
         "hidden_size": facts.hidden_size,
         "intermediate_size": facts.intermediate_size,
@@ -64,12 +61,6 @@ def _of_model(facts: ModelFacts) -> str:
     unfit = [f"{name} = {width}" for name, width in widths.items() if width % PANEL]
     reasons = {
         "mixtures of experts": facts.experts is not None,
-        "soft-capped attention": facts.attention_softcap is not None,
-        "parallel halves": facts.parallel,
-        "feed-forward without a gate": not family.gated,
-        f"norms of {family.norm_kind.name}": family.norm_kind != NormKind.RMS or family.norm_bias,
-        "norms of all heads at once": family.head_norm == HeadNorm.WIDTH,
-        f"gates by {facts.activation.name}": facts.activation not in (Activation.SILU, Activation.GELU_TANH),
         f"{', '.join(unfit)}: no multiple of {PANEL}": bool(unfit),
         "more than 32 query heads for a KV head": facts.num_heads // facts.num_kv_heads > PANEL,
     }

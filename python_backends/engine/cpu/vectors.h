@@ -1,4 +1,4 @@
-// What is done with vectors of 16 floats: exponential, activation, norm.
+// What is done with vectors of 16 floats, whatever the processor.
 
 #pragma once
 
@@ -29,48 +29,10 @@ inline Vector exponential(Vector x) {  // 2^(whole + rest), the latter by its Ta
     return scaled(sum, whole_power);
 }
 
-inline Vector silu(Vector x) {
-    return x / (spread(1.f) + exponential(spread(0.f) - x));
-}
-
-// By its approximation with tanh: x·(1 + tanh(z)) / 2 = x / (1 + exp(−2z)), z = √(2/π)·(x + 0.044715·x³).
-inline Vector gelu(Vector x) {
-    const auto cubic = (x * x) * (x * spread(0.044715f));
-    return x / (spread(1.f) + exponential((x + cubic) * spread(-1.59576912f)));
-}
-
 // softcap · tanh(x / softcap), with tanh(z) = 1 − 2 / (1 + exp(2z)).
 inline Vector capped(Vector x, float softcap) {
     const auto one = spread(1.f), two = spread(2.f);
     return (one - two / (one + exponential(x * spread(2.f / softcap)))) * spread(softcap);
-}
-
-// 1 / rms(x) of a row [width], in every place.
-inline Vector inverse_rms(const float* x, int width, float eps) {
-    auto squares = spread(0.f);
-    for (int i = 0; i < width; i += TILE) {
-        const auto values = load(x + i);
-        squares = fused(values, values, squares);
-    }
-    return spread(1.f / std::sqrt(total(squares) / width + eps));
-}
-
-// to [width] = x / rms(x) · weight, for one row; weight [width], and then the eps. Without a weight x itself.
-template <typename Value>
-void norm(const float* x, const float* weight, int width, Value* to) {
-    const auto factor = weight ? inverse_rms(x, width, weight[width]) : spread(1.f);
-    for (int i = 0; i < width; i += TILE) {
-        const auto values = load(x + i);
-        store(to + i, weight ? values * factor * load(weight + i) : values);
-    }
-}
-
-// y [width] = x + scale · the norm of z, for one row.
-inline void add_normed(const float* x, const float* z, const float* weight, float scale, int width, float* y) {
-    const auto factor = inverse_rms(z, width, weight[width]) * spread(scale);
-    for (int i = 0; i < width; i += TILE) {
-        store(y + i, load(x + i) + load(z + i) * factor * load(weight + i));
-    }
 }
 
 }  // namespace gapless

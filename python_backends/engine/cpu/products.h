@@ -1,0 +1,89 @@
+// Products and norms as phases of a step, and what becomes of a product.
+
+#pragma once
+
+#include <utility>
+
+#include "layers.h"
+#include "multiplier.h"
+#include "norms.h"
+#include "phases.h"
+#include "vectors.h"
+
+namespace gapless {
+
+constexpr int TAKEN = 4;  // rows that a thread takes at a time
+
+// y = s·(x·Wᵀ) + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
+template <typename Value, typename Finish>
+void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Finish& finish) {
+    const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth;
+    const bool is_bytes = weight.format == GAPLESS_INT8;
+    const size_t size = size_t(depth) * PANEL * (is_bytes ? 1 : sizeof(Value));
+    const auto* from = static_cast<const char*>(weight.panels);
+    const auto *scales = weight.scales, *biases = weight.bias;
+    phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
+        thread_local Kept<float> kept;
+        float* sums = kept.of(size_t(rows) * PANEL);
+        for (int panel = first; panel < last; ++panel) {
+            if (is_bytes) {
+                multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
+            } else {
+                multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
+            }
+            const auto of_outputs = [=](const float* numbers, int tile, float otherwise) {
+                return numbers ? load(numbers + panel * PANEL + tile * TILE) : spread(otherwise);
+            };
+            const auto scale_low = of_outputs(scales, 0, 1), scale_high = of_outputs(scales, 1, 1);
+            const auto low = of_outputs(biases, 0, 0), high = of_outputs(biases, 1, 0);
+            for (int row = 0; row < rows; ++row) {
+                const auto* sum = sums + row * PANEL;
+                finish(panel, row, fused(load(sum), scale_low, low), fused(load(sum + TILE), scale_high, high));
+            }
+        }
+    });
+}
+
+// to [rows, width] = x [rows, width], each row normed.
+template <typename Value>
+void add_norm(Phases& phases, const float* x, int rows, int width, const GaplessNorm& norm, Value* to) {
+    phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
+        for (int row = first; row < last; ++row) {
+            put_normed(x + size_t(row) * width, norm, width, to + size_t(row) * width);
+        }
+    });
+}
+
+// y [rows, width] = x + scale · the product; y may be x.
+inline auto sum_with(const float* x, float scale, int width, float* y) {
+    const auto factor = spread(scale);
+    return [=](int panel, int row, Vector low, Vector high) {
+        const auto at = size_t(row) * width + panel * PANEL;
+        store(y + at, fused(low, factor, load(x + at)));
+        store(y + at + TILE, fused(high, factor, load(x + at + TILE)));
+    };
+}
+
+// y [rows, width] = the product.
+template <typename Value>
+auto put(Value* y, int width) {
+    return [=](int panel, int row, Vector low, Vector high) {
+        auto* to = y + size_t(row) * width + panel * PANEL;
+        store(to, low);
+        store(to + TILE, high);
+    };
+}
+
+// y [rows, width] = the product, scaled and capped; width need not be that of whole panels.
+inline auto put_logits(float* y, int width, float scale, float softcap) {
+    const auto factor = spread(scale);
+    return [=](int panel, int row, Vector low, Vector high) {
+        auto* to = y + size_t(row) * width + panel * PANEL;
+        for (const auto& [sums, first] : {std::pair(low, 0), std::pair(high, TILE)}) {
+            const auto logits = sums * factor;
+            store(to + first, softcap ? capped(logits, softcap) : logits, width - panel * PANEL - first);
+        }
+    };
+}
+
+}  // namespace gapless
