@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine
 from python_backends.engine.torch.adapters.factors import Factors
 from python_backends.engine.torch.adapters.joined_adapters import JoinedRows
@@ -26,6 +28,7 @@ from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.view import Reserve
 from tests.support.peft_adapters import adapted_model
 from tests.support.tiny_models import (
+    BY_LAYERS,
     RELATIVES,
     TIE_GAP,
     TINY,
@@ -39,6 +42,7 @@ from tests.support.tiny_models import (
 # PEFT asks transformers by an older name
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
+LAYERS = ["layers"] if library() is not None else []
 RANKS = {"law": 4, "poems": 8, "jokes": 32}
 
 
@@ -115,13 +119,14 @@ def mixed(serving: AdaptedServing, requests: Iterable[Request]) -> list[Request]
     return [request.changed(adapter=adapters[request.request_id % 4]) for request in requests]
 
 
-@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("way", ["one after the other", "joined", *LAYERS])
 def test_16_requests_over_the_base_and_three_adapters_give_the_tokens_of_peft(
-    joins: bool, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+    way: str, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
 ) -> None:
     """Other ranks in the same step; prompts that are alike under different adapters; some are cancelled."""
-    engine = one.engine(slots=16)
-    engine._adapters._joins = joins  # as on a GPU
+    engine = one.layers_engine(slots=16) if way in LAYERS else one.engine(slots=16)
+    if isinstance(engine._adapters, SlotAdapters):
+        engine._adapters._joins = way == "joined"  # as on a GPU
     serving = serve(engine)
     requests = mixed(serving, random_requests(16))
     serving.run(requests)
@@ -212,12 +217,14 @@ def test_joined_adapters_stay_until_another_one_comes_or_one_is_dropped() -> Non
     torch.testing.assert_close(y[0], x[0] @ a.T @ b.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("max_loaded", [1, 2])
+@pytest.mark.parametrize(
+    ("max_loaded", "kind"), [(1, "torch"), (2, "torch"), *((1, kind) for kind in LAYERS)]
+)
 def test_adapters_make_place_for_each_other_while_sequences_are_evicted(
-    max_loaded: int, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+    max_loaded: int, kind: str, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
 ) -> None:
     serving = serve(
-        one.engine(slots=5, kv_blocks=26),
+        one.engine_of(kind, slots=5, kv_blocks=26 if kind == "torch" else 6),
         max_loaded=max_loaded,
         reserve=lambda sequence: len(sequence.tokens) + 1,
     )
@@ -291,13 +298,16 @@ def test_an_instance_without_adapters_refuses_a_request_with_one(one: TinyModel)
         serving.submit(random_requests(1)[0].changed(adapter=AdapterVersion("law", "1", "00" * 16)))
 
 
-@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*product(["torch"], sorted(TINY | RELATIVES)), *product(LAYERS, sorted(BY_LAYERS))],
+)
 def test_every_family_gives_the_tokens_of_peft(
-    name: str, tiny: Callable[[str], TinyModel], tmp_path: Path
+    kind: str, name: str, tiny: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
     """In chunks, beside sequences of the base."""
     peft = Peft(tiny(name), tmp_path, {"law": 4})
-    with closing(AdaptedServing(tiny(name).engine(), tmp_path)) as serving:
+    with closing(AdaptedServing(tiny(name).engine_of(kind), tmp_path)) as serving:
         prompts = np.random.default_rng(1).integers(0, VOCABULARY, (3, 30)).astype(np.int32)
         adapters = [serving.version("law"), BASE, serving.version("law")]
         requests = [

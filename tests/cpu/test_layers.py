@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.cpu import fetch, library
+from python_backends.engine.cpu.adapters import AdapterRows, Factors, PackedAdapter
 from python_backends.engine.cpu.fetch import DEPTH, PIECE, ROWS
 from python_backends.engine.cpu.library import Kind
 from python_backends.engine.cpu.model import PackedModel, StepTable
@@ -36,9 +37,11 @@ from python_backends.engine.model.description import (
     Rotary,
 )
 from python_backends.engine.model.quantised import quantised
+from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
-from python_backends.nouns.request import Floats
+from python_backends.nouns.request import AdapterVersion, Floats, Sampling
+from python_backends.nouns.step import Admit
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
@@ -171,6 +174,9 @@ class Random:
             [rounded(torch.randn(2, heads.num_kv_heads, past, heads.head_dim)) for past, _, _ in SPANS]
             for _ in layers
         ]
+        # of spans that have one: its number, and of it, by layer, the factors of each product
+        self.adapter_of: dict[int, int] = {}
+        self.adapters: list[list[dict[str, Factors]]] = []
         lengths = [tokens for _, tokens, _ in SPANS]
         self.tokens = torch.arange(sum(lengths)).split(lengths)
 
@@ -179,14 +185,15 @@ class Random:
         x = self.embedding_scale * self.embedding[self.tokens[span]]
         for index, layer in enumerate(self.layers):
             scale, feed_forward = layer.residual_scale, layer.feed_forward
-            attended = linear(self._attended(x, span, index), layer.attention.output)
+            attended = self._linear(self._attended(x, span, index), layer.attention.output, span, index, "o")
             after = x + scale * normed(attended, layer.attention_output_norm)
             if layer.parallel:
                 before = normed(x, layer.feed_forward_norm or layer.attention_norm)
             else:
                 before = normed(after, layer.feed_forward_norm)
-            inner = activation_operator(feed_forward, False)(linear(self.rounded(before), feed_forward.up))
-            fed = linear(self.rounded(inner), feed_forward.down)
+            up = self._linear(self.rounded(before), feed_forward.up, span, index, "up")
+            inner = self.rounded(activation_operator(feed_forward, False)(up))
+            fed = self._linear(inner, feed_forward.down, span, index, "down")
             x = after + scale * normed(fed, layer.feed_forward_output_norm)
         return x
 
@@ -230,7 +237,8 @@ class Random:
 
     def _attended(self, x: Tensor, span: int, index: int) -> Tensor:
         heads, attention, past = self.heads, self.layers[index].attention, SPANS[span][0]
-        qkv = self.rounded(linear(self.rounded(normed(x, self.layers[index].attention_norm)), attention.qkv))
+        before = self.rounded(normed(x, self.layers[index].attention_norm))
+        qkv = self.rounded(self._linear(before, attention.qkv, span, index, "qkv"))
         q, k, v = (
             part.unflatten(-1, (-1, heads.head_dim)).transpose(0, 1)
             for part in qkv.split([heads.query_width, heads.kv_width, heads.kv_width], -1)
@@ -243,6 +251,14 @@ class Random:
         hidden = torch.zeros(is_seen.shape).masked_fill(~is_seen, -torch.inf)
         attended = score_operator(attention.softcap)(q, k, v, attn_mask=hidden, scale=heads.scale)
         return self.rounded(attended.transpose(0, 1).flatten(1))
+
+    def _linear(self, x: Tensor, by: Linear, span: int, index: int, name: str) -> Tensor:
+        """With what the span's adapter adds."""
+        y = linear(x, by)
+        if span not in self.adapter_of or name not in self.adapters[self.adapter_of[span]][index]:
+            return y
+        a, b = self.adapters[self.adapter_of[span]][index][name]
+        return y + self.rounded(x @ a.T) @ b.T
 
     def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
         if attention.rotary is None:
@@ -262,6 +278,17 @@ class Computed:
         self._cache = KVCache(shape, 32, torch.device("cpu"))
         described = PackedModel(model.described(), model.described_layers(), POSITIONS, state_layer)
         self._open = described.open(path, self._cache, threads)
+        gated = model.layers[0].feed_forward.gated
+        self._adapters: AdapterSlots[PackedAdapter] = AdapterSlots()
+        for number, layers in enumerate(model.adapters):
+            typed = [
+                {name: (a.to(model.dtype), b.to(model.dtype)) for name, (a, b) in layer.items()}
+                for layer in layers
+            ]
+            self._adapters.install(f"{number}", PackedAdapter(typed, gated))
+        for span, number in model.adapter_of.items():
+            version = AdapterVersion("adapter", "1", f"{number}")
+            self._adapters.apply([Admit(span, 0, Sampling(1), 1, 0, np.zeros(1, np.int32), adapter=version)])
         self.states: Floats = np.zeros((0, HIDDEN), np.float32)
 
     def __call__(self, spans: list[int], sampled_alone: bool = False) -> Tensor:
@@ -287,6 +314,8 @@ class Computed:
         table = StepTable(num_spans=len(spans), num_sampled=num_sampled)
         for name, values in {**given, "logits": logits, "states": self.states}.items():
             setattr(table, name, values.ctypes.data)
+        rows = AdapterRows(self._adapters)
+        rows.put(table, np.array(spans, np.int32), np.array(tokens, np.int32))
         self._open.compute(table)
         return torch.from_numpy(logits)
 
@@ -413,6 +442,43 @@ def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None
     rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
     got = made_here.computed(model)(ALL, sampled_alone=True)
     made_here.check(got, model.logits(torch.stack(rows)))
+
+
+@wanted
+@pytest.mark.parametrize("options", [{}, {"gated": False, "parallel": True, "int8": True}], ids=str)
+def test_spans_have_what_their_adapters_add(made_here: Made, options: dict[str, Any]) -> None:
+    """Two adapters of other ranks, one of which changes some products only, and spans without one."""
+    torch.manual_seed(9)
+    model = made_here.model("odd", options, options)
+    model.adapters = [
+        [random_factors(layer, 40) for layer in model.layers],
+        [
+            {name: each for name, each in random_factors(layer, 5).items() if name != "o"}
+            for layer in model.layers
+        ],
+    ]
+    model.adapter_of = {0: 0, 1: 1, 3: 1, 4: 0, 5: 0}
+    made_here.check(made_here.computed(model)(ALL), expected_logits(model))
+    rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
+    sampled = made_here.computed(model)(ALL, sampled_alone=True)
+    made_here.check(sampled, model.logits(torch.stack(rows)))
+
+
+def random_factors(layer: Layer, rank: int) -> dict[str, Factors]:
+    products = {
+        "qkv": layer.attention.qkv,
+        "o": layer.attention.output,
+        "up": layer.feed_forward.up,
+        "down": layer.feed_forward.down,
+    }
+    factors = {}
+    for name, each in products.items():
+        outputs, inputs = each.weight.shape
+        factors[name] = (
+            rounded(torch.randn(rank, inputs) / inputs**0.5),
+            rounded(torch.randn(outputs, rank) / rank),
+        )
+    return factors
 
 
 @wanted

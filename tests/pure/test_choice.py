@@ -18,6 +18,7 @@ from python_backends.settings import (
     ROOT,
     AdapterSettings,
     EngineSettings,
+    FinetuningSettings,
     ModelSettings,
     Settings,
     SettingsError,
@@ -117,6 +118,27 @@ def test_torch_is_taken_on_a_cpu_where_its_layers_compute_the_model(
 ) -> None:
     monkeypatch.setattr(served, "is_kept", lambda: True)
     assert chosen(tmp_path, flags, LLAMA | config, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("adapters", "trains", "why"),
+    [
+        ("", True, ""),
+        ("adapters", True, "finetuning.enabled = true with adapters.directory: they train nothing"),
+        ("adapters", False, ""),
+    ],
+)
+def test_a_server_that_trains_adapters_has_no_layers_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapters: str, trains: bool, why: str
+) -> None:
+    monkeypatch.setattr(served, "is_kept", lambda: True)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    settings = Settings(
+        model=ModelSettings(str(tmp_path), dtype="bfloat16"),
+        adapters=AdapterSettings(adapters),
+        finetuning=FinetuningSettings(enabled=trains),
+    )
+    assert served.obstacle(settings, AVX2) == why
 
 
 def test_without_a_compiler_openvino_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

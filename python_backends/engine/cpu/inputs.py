@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.engine.cpu.adapters import AdapterRows, PackedAdapter
 from python_backends.engine.cpu.model import StepTable
 from python_backends.engine.cpu.served import BLOCK_TOKENS
+from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.nouns.request import Floats, Ids
 from python_backends.nouns.step import StepPlan
 
@@ -21,9 +23,10 @@ Table = NDArray[np.int64]  # [slots, blocks]
 
 
 class StepInputs:
-    def __init__(self, vocab_size: int, hidden: int) -> None:
+    def __init__(self, vocab_size: int, hidden: int, adapters: AdapterSlots[PackedAdapter]) -> None:
         """`hidden`: width of the hidden states that are given; 0: none are."""
         self.table = StepTable()
+        self._adapter_rows = AdapterRows(adapters)
         self._vocab_size, self._hidden = vocab_size, hidden
         self._arrays: dict[str, NDArray[np.int32]] = {}
         # the run for whose decode rows the arrays are made; -1: there are prompts among them, or other blocks
@@ -72,6 +75,7 @@ class StepInputs:
         for name, values in self._arrays.items():
             setattr(self.table, name, values.ctypes.data)
         self.table.num_spans, self.table.num_sampled = len(plan.slots), len(sampled)
+        self._adapter_rows.put(self.table, plan.slots, plan.lengths)
         self._enlarge(len(sampled))
         self._run = -1 if len(plan.tokens) else plan.run
         self._first_step = self._step_in_run = plan.step_in_run

@@ -45,7 +45,7 @@ inline float widened(Bfloat16 value) {
 template <typename Value>
 struct Memory {
     Kept<float> x, before_norm;
-    Kept<Value> normed, qkv, queries, attended, sampled, activated;
+    Kept<Value> normed, qkv, queries, attended, sampled, activated, low;
 };
 
 // A model whose weights, keys and values are `Value`.
@@ -64,26 +64,30 @@ public:
         const int width = m_model.hidden, sampled = step.num_sampled, query_width = m_heads.query * m_heads.dim;
         int rows = batch.rows();
         auto* x = m_memory.x.of(size_t(rows + sampled) * width);
+        m_runs = runs(step, rows);
+        m_most_ranks = most_ranks(m_runs, m_model.num_layers);
+        m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
         Phases phases;
         add_embedding(phases, step.tokens, rows, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
             const auto& layer = m_layers[index];
             auto* attended = m_memory.attended.of(size_t(rows) * query_width);
-            add_attention(phases, layer, batch, x, attended);
+            add_attention(phases, index, batch, x, attended);
             if (index + 1 == m_model.num_layers) {
                 x = take_sampled(phases, x, width, step, x + size_t(rows) * width);
                 attended = take_sampled(phases, attended, query_width, step, m_memory.sampled.of(size_t(sampled) * query_width));
                 rows = sampled;
+                m_runs = runs(step, rows, step.sampled);
             }
-            const auto add_attended = [&] { add_to(phases, layer, layer.output, layer.output_norm, attended, rows, x); };
+            const auto add_attended = [&] { add_to(phases, index, OUTPUT, attended, rows, x); };
             if (!layer.parallel) {
                 add_attended();
             }
-            const auto* activated = add_up(phases, layer, rows, x);
+            const auto* activated = add_up(phases, index, rows, x);
             if (layer.parallel) {
                 add_attended();
             }
-            add_to(phases, layer, layer.down, layer.down_norm, activated, rows, x);
+            add_to(phases, index, DOWN, activated, rows, x);
             if (index + 1 == m_model.state_layer) {  // never the last one
                 take_sampled(phases, x, width, step, step.states);
             }
@@ -91,7 +95,7 @@ public:
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         add_norm(phases, x, rows, width, m_model.norm, normed);
         const int vocabulary = m_model.head.outputs;
-        add_product(phases, normed, rows, m_model.head,
+        add_product(phases, normed, rows, m_model.head, {},
                     put_logits(step.logits, vocabulary, m_model.logit_scale, m_model.logit_softcap));
         phases.run(m_threads);
     }
@@ -125,14 +129,15 @@ private:
     }
 
     // attended [rows, query heads · dim]
-    void add_attention(Phases& phases, const GaplessLayer& layer, const Batch& batch, const float* x, Value* attended) {
+    void add_attention(Phases& phases, int index, const Batch& batch, const float* x, Value* attended) {
+        const auto& layer = m_layers[index];
         const Heads heads = m_heads;
         const int rows = batch.rows(), deep = heads.deep(), group = heads.group(), width = m_model.hidden;
         const int qkv_width = (heads.query + 2 * heads.kv) * heads.dim;
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         auto* qkv = m_memory.qkv.of(size_t(rows) * qkv_width);
         add_norm(phases, x, rows, width, layer.attention_norm, normed);
-        add_product(phases, normed, rows, layer.qkv, put(qkv, qkv_width));
+        add_product(phases, normed, rows, layer.qkv, changes(index, QKV), put(qkv, qkv_width));
 
         auto* queries = m_memory.queries.of(size_t(rows) * heads.query * deep);
         auto *keys = static_cast<Value*>(layer.keys), *values = static_cast<Value*>(layer.values);
@@ -172,18 +177,19 @@ private:
     }
 
     // [rows, depth of `down`] = the feed-forward part of x [rows, hidden] up to its second product.
-    const Value* add_up(Phases& phases, const GaplessLayer& layer, int rows, const float* x) {
+    const Value* add_up(Phases& phases, int index, int rows, const float* x) {
+        const auto& layer = m_layers[index];
         const int width = m_model.hidden, inner = layer.down.depth;
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         auto* activated = m_memory.activated.of(size_t(rows) * inner);
         add_norm(phases, x, rows, width, layer.feed_forward_norm, normed);
         with_activation(layer.activation, [&](auto activate) {
             if (layer.gated) {
-                add_product(phases, normed, rows, layer.up, [=](int panel, int row, Vector gate, Vector up) {
+                add_product(phases, normed, rows, layer.up, changes(index, UP), [=](int panel, int row, Vector gate, Vector up) {
                     store(activated + size_t(row) * inner + panel * TILE, activate(gate) * up);
                 });
             } else {
-                add_product(phases, normed, rows, layer.up, [=](int panel, int row, Vector low, Vector high) {
+                add_product(phases, normed, rows, layer.up, changes(index, UP), [=](int panel, int row, Vector low, Vector high) {
                     auto* to = activated + size_t(row) * inner + panel * PANEL;
                     store(to, activate(low));
                     store(to + TILE, activate(high));
@@ -193,23 +199,30 @@ private:
         return activated;
     }
 
-    // x [rows, hidden] ← x + the product of `from` [rows, depth] and the weight, normed where there is a norm, times the residual scale
-    void add_to(Phases& phases, const GaplessLayer& layer, const GaplessWeight& weight, const GaplessNorm& norm, const Value* from,
-                int rows, float* x) {
+    // x [rows, hidden] ← x + a product of `from` [rows, depth], of attention's output or down, normed where there is a norm, times the residual
+    // scale
+    void add_to(Phases& phases, int index, Product product, const Value* from, int rows, float* x) {
+        const auto& layer = m_layers[index];
+        const auto& weight = product == DOWN ? layer.down : layer.output;
+        const auto norm = product == DOWN ? layer.down_norm : layer.output_norm;
         const int width = m_model.hidden;
         const float scale = layer.residual_scale;
         if (!norm.weight) {
-            add_product(phases, from, rows, weight, sum_with(x, scale, width, x));
+            add_product(phases, from, rows, weight, changes(index, product), sum_with(x, scale, width, x));
             return;
         }
         auto* z = m_memory.before_norm.of(size_t(rows) * width);
-        add_product(phases, from, rows, weight, put(z, width));
+        add_product(phases, from, rows, weight, changes(index, product), put(z, width));
         phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const auto at = size_t(row) * width;
                 add_normed(x + at, z + at, norm, scale, x + at);
             }
         });
+    }
+
+    Changes<Value> changes(int layer, Product product) const {
+        return Changes<Value>(m_runs, layer, product, m_low, m_most_ranks);
     }
 
     template <typename Any>
@@ -229,6 +242,10 @@ private:
     Heads m_heads;
     Threads m_threads;
     Memory<Value> m_memory;
+    // of the step: neighbouring rows with one adapter, and memory for what its factors give
+    std::vector<Run> m_runs;
+    Value* m_low = nullptr;
+    int m_most_ranks = 0;
 };
 
 }  // namespace gapless

@@ -65,6 +65,13 @@ struct GaplessModel {
     float logit_softcap;  // 0: none
 };
 
+// What an adapter adds to a product, y += (x·Aᵀ)·Bᵀ, its scale in B. Both lie in panels of the model's format.
+struct GaplessFactors {
+    const void* a;  // A [rank, depth]; null: nothing is added
+    const void* b;  // B [outputs, rank], in the order of the weight's outputs
+    int32_t rank;   // a multiple of 32, with zeros
+};
+
 struct GaplessStep {
     const int32_t* tokens;        // [rows] all spans, one after the other
     const int32_t* past;          // [spans] tokens of the sequence before the span
@@ -74,6 +81,8 @@ struct GaplessStep {
     const int32_t* sampled;       // [num_sampled] rows whose logits are wanted
     float* logits;                // [num_sampled, vocabulary]
     float* states;                // [num_sampled, hidden] of the same rows; not written where the model gives none
+    const GaplessFactors* const* adapters;  // of each adapter [layers, 4]: of qkv, output, up, down
+    const int32_t* adapter_of;              // [rows] its number, −1: none; null: no row has one
     int32_t num_spans, num_sampled;
 };
 

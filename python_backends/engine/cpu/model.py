@@ -89,10 +89,14 @@ class ModelTable(ctypes.Structure):
     ]
 
 
+class FactorsTable(ctypes.Structure):
+    _fields_: ClassVar = [("a", c_void_p), ("b", c_void_p), ("rank", c_int32)]
+
+
 class StepTable(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_void_p) for name in ("tokens", "past", "begins", "blocks", "block_begins", "sampled")),
-        *((name, c_void_p) for name in ("logits", "states")),
+        *((name, c_void_p) for name in ("logits", "states", "adapters", "adapter_of")),
         ("num_spans", c_int32),
         ("num_sampled", c_int32),
     ]
@@ -118,6 +122,7 @@ class PackedModel:
         head = self._packed(model.head)
         rows = [self._layer(layer) for layer in layers]
         self._layers = (LayerTable * len(rows))(*rows)
+        self.is_gated = bool(rows[0].gated)  # all are or none
         heads = model.heads
         self._table = ModelTable(
             layers=self._layers,

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "adapters.h"
 #include "layers.h"
 #include "multiplier.h"
 #include "norms.h"
@@ -14,16 +15,20 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
-// y = s·(x·Wᵀ) + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
+// y = s·(x·Wᵀ) + b + what adapters change; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
 template <typename Value, typename Finish>
-void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Finish& finish) {
+void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Changes<Value>& changes,
+                 const Finish& finish) {
     const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth;
     const bool is_bytes = weight.format == GAPLESS_INT8;
     const size_t size = size_t(depth) * PANEL * (is_bytes ? 1 : sizeof(Value));
     const auto* from = static_cast<const char*>(weight.panels);
     const auto *scales = weight.scales, *biases = weight.bias;
+    if (!changes.empty()) {
+        changes.add_to(phases, x, depth);
+    }
     phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
-        thread_local Kept<float> kept;
+        thread_local Kept<float> kept, kept_change;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
             if (is_bytes) {
@@ -36,9 +41,18 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
             };
             const auto scale_low = of_outputs(scales, 0, 1), scale_high = of_outputs(scales, 1, 1);
             const auto low = of_outputs(biases, 0, 0), high = of_outputs(biases, 1, 0);
+            float* change = changes.empty() ? nullptr : kept_change.of(size_t(rows) * PANEL);
+            if (change) {
+                changes.multiply(multiplier, panel, rows, change);
+            }
             for (int row = 0; row < rows; ++row) {
                 const auto* sum = sums + row * PANEL;
-                finish(panel, row, fused(load(sum), scale_low, low), fused(load(sum + TILE), scale_high, high));
+                auto left = fused(load(sum), scale_low, low), right = fused(load(sum + TILE), scale_high, high);
+                if (change) {
+                    left = left + load(change + row * PANEL);
+                    right = right + load(change + row * PANEL + TILE);
+                }
+                finish(panel, row, left, right);
             }
         }
     });

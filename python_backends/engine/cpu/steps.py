@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.engine.cpu.adapters import Factors, PackedAdapter
 from python_backends.engine.cpu.inputs import StepInputs
 from python_backends.engine.cpu.model import OpenModel
+from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
@@ -38,10 +41,10 @@ class Chosen:
 
 
 class LayerSteps:
-    def __init__(self, state: SlotState, model: OpenModel) -> None:
-        self._state, self._model = state, model
+    def __init__(self, state: SlotState, model: OpenModel, adapters: AdapterSlots[PackedAdapter]) -> None:
+        self._state, self._model, self._adapters = state, model, adapters
         packed = model.model
-        self._inputs = StepInputs(packed.vocab_size, packed.hidden if packed.state_layer else 0)
+        self._inputs = StepInputs(packed.vocab_size, packed.hidden if packed.state_layer else 0, adapters)
         self._timer = StepTimer()
         self._newest: Chosen | None = None
         self._outputs: deque[StepOutput] = deque()
@@ -52,6 +55,7 @@ class LayerSteps:
         state, inputs = self._state, self._inputs
         before = self._newest if self._newest is not None and self._newest.run == plan.run else None
         state.apply(plan.operations)
+        self._adapters.apply(plan.operations)
         if plan.operations:
             inputs.forget_blocks()
         inputs.fill(plan, state.table.numpy())
@@ -84,6 +88,10 @@ class LayerSteps:
 
     def collect(self) -> StepOutput:
         return self._outputs.popleft()
+
+    def packed_adapter(self, layers: Sequence[Mapping[str, Factors]]) -> PackedAdapter:
+        """As the layers take it; `layers`: of each the factors of the products that it changes."""
+        return PackedAdapter(layers, self._model.model.is_gated)
 
     def close(self) -> None:
         self._model.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +44,13 @@ from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
+from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.slots.log_probs import row_log_probs
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import adapted_model
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, Weights
+from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import Graphs
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
@@ -68,6 +70,7 @@ log = logging.getLogger("gapless.instance")
 
 class TorchEngine:
     plans_steps = False
+    _adapters: AdapterSlots[Any]  # as layers or torch's operators take them
 
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
@@ -128,7 +131,8 @@ class TorchEngine:
         self.cache = KVCache(shape, self.limits.num_blocks, self.device)
         self.state = SlotState(self.limits, self.device)
         model = packed.open(path, self.cache, threads or usable_processors())
-        self._layer_steps = LayerSteps(self.state, model)
+        self._adapters = AdapterSlots()
+        self._layer_steps = LayerSteps(self.state, model, self._adapters)
         self._show_blocks(shape)
 
     def _show_blocks(self, shape: BlockShape) -> None:
@@ -146,9 +150,9 @@ class TorchEngine:
             raise SettingsError(
                 f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
             ) from error
-        self._adapters = SlotAdapters(self.device, joins=self.device.type == "cuda")
+        self._adapters = adapters = SlotAdapters(self.device, joins=self.device.type == "cuda")
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
-        self._launcher = StepLauncher(self.decoder, self.state, self.cache, self._adapters, self._kernels)
+        self._launcher = StepLauncher(self.decoder, self.state, self.cache, adapters, self._kernels)
         self._launched: deque[LaunchedStep] = deque()
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
@@ -223,9 +227,11 @@ class TorchEngine:
 
     def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
         adapter = peft_files.read(directory, root, self._adapted_model.most_bytes)
-        return ReadAdapter(adapter.digest, self._adapted_model.factors(adapter))
+        factors = self._adapted_model.factors(adapter)
+        steps = self._layer_steps
+        return ReadAdapter(adapter.digest, factors if steps is None else steps.packed_adapter(factors))
 
-    def install_adapter(self, digest: str, weights: Weights) -> None:
+    def install_adapter(self, digest: str, weights: Any) -> None:
         self._adapters.install(digest, weights)
 
     def drop_adapter(self, digest: str) -> None:

@@ -1,8 +1,6 @@
-"""Which adapter each slot has, which rows of a step belong to it, and what it adds to their products:
-y += (x·Aᵀ)·Bᵀ.
+"""Which rows of a step belong to each adapter, and what it adds to their products: y += (x·Aᵀ)·Bᵀ.
 
-A slot keeps the weights that it was admitted with, whatever is installed or dropped later: a launched step
-never loses them. On a CPU one adapter of a step is computed after the other, which costs half of what one
+On a CPU one adapter of a step is computed after the other, which costs half of what one
 product over all adapters with a mask does. On a GPU several adapters are one product (`joined_adapters`).
 Called by the torch engine and its decoder; `install` and `drop` also by the loop's thread, between steps.
 """
@@ -18,10 +16,11 @@ import torch
 from torch import Tensor
 
 from python_backends.engine.device import to_device
+from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.adapters.factors import LayerFactors
 from python_backends.engine.torch.adapters.joined_adapters import JoinedAdapters, JoinedRows
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import Admit, Grow, SlotOperation
+from python_backends.nouns.step import Grow, SlotOperation
 
 Weights = Sequence[LayerFactors]  # of an adapter, by layer
 
@@ -52,40 +51,24 @@ class AdapterRows:
             y.index_add_(0, self.rows, change)
 
 
-class SlotAdapters:
+class SlotAdapters(AdapterSlots[Weights]):
     """`joins`: several adapters of a step are computed as one product."""
 
     def __init__(self, device: torch.device, joins: bool = False) -> None:
+        super().__init__()
         self._device, self._joins = device, joins
-        self._installed: dict[str, Weights] = {}  # by digest
-        # None: dropped since its sequence left; no row of it is computed
-        self._by_slot: dict[int, tuple[str, Weights | None]] = {}
         self._rows: Ids = np.zeros(0, np.int32)  # slots of the rows that `_groups` is of
         self._groups: tuple[AdaptedRows, ...] = ()
         self._joined: tuple[list[str], JoinedAdapters] | None = None  # of these digests
 
-    def install(self, digest: str, weights: Weights) -> None:
-        self._installed[digest] = weights
-
     def drop(self, digest: str) -> None:
-        """No later step admits a sequence with it."""
-        del self._installed[digest]
+        super().drop(digest)
         self._joined, self._groups, self._rows = None, (), self._rows[:0]
 
     def apply(self, operations: Iterable[SlotOperation]) -> None:
-        """Before the rows of a step are computed."""
-        for operation in operations:
-            if isinstance(operation, Grow) or not (self._by_slot or self._installed):
-                continue
-            self._by_slot.pop(operation.slot, None)
+        super().apply(operations)
+        if not all(isinstance(operation, Grow) for operation in operations):
             self._rows = self._rows[:0]
-            if isinstance(operation, Admit) and operation.adapter.digest:
-                digest = operation.adapter.digest
-                self._by_slot[operation.slot] = digest, self._installed.get(digest)
-
-    def is_used(self, slots: Ids) -> bool:
-        """Whether one of `slots` has an adapter."""
-        return bool(self._by_slot) and not self._by_slot.keys().isdisjoint(slots.tolist())
 
     def groups(self, rows: Ids) -> tuple[AdaptedRows, ...]:
         """What adapters do, for `rows` [rows], the slots of a step's rows. The same as in the last step if
@@ -100,11 +83,8 @@ class SlotAdapters:
         places: dict[str, list[int]] = {}
         weights: dict[str, Weights] = {}
         for row, slot in enumerate(slots):
-            if slot in self._by_slot:
-                digest, found = self._by_slot[slot]
-                if found is None:
-                    raise RuntimeError(f"a step computes with the adapter {digest}, which is not installed")
-                weights[digest] = found
+            if (adapter := self.of(slot)) is not None:
+                digest, weights[adapter[0]] = adapter
                 places.setdefault(digest, []).append(row)
         is_simple = len(places) == 1 and _are_neighbours(next(iter(places.values())))
         if self._joins and not is_simple:
