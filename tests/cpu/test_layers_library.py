@@ -49,8 +49,8 @@ def test_what_does_not_compile_is_shown_and_left_out(
     assert list(nothing_compiled.iterdir()) == []
 
 
-def test_an_older_compiler_makes_what_it_can(
-    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_an_older_compiler_makes_what_it_can_and_the_log_says_what_computes(
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that does not know tiles fails for these; the processor has vectors, too."""
     compiler = tmp_path / "g++-10"
@@ -63,9 +63,12 @@ def test_an_older_compiler_makes_what_it_can(
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(library, "_obstacle", lambda path: "")
     monkeypatch.setattr(library, "kinds_here", lambda: list(Kind))
-    made = library.library()
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        made = library.library()
     assert made is not None
     assert made.name.startswith("layers-avx512_bf16-")
+    assert "no layers of ours of amx: " in caplog.text
+    assert "layers in C++ compute, by avx512_bf16" in caplog.text
     assert [path.name for path in nothing_compiled.iterdir()] == [made.name]
 
 

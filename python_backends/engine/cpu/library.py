@@ -78,7 +78,9 @@ def library() -> Path | None:
         return None
     for kind in kinds:  # an older compiler may know another one only
         try:
-            return compiled(kind)
+            made = compiled(kind)
+            log.info("layers in C++ compute, by %s", kind)
+            return made
         except subprocess.CalledProcessError as error:
             log.warning(
                 "no layers of ours of %s: %s\n%s",

@@ -17,7 +17,7 @@ from python_backends.linux.processor import processor_flags
 from python_backends.settings import Settings
 
 BLOCK_TOKENS = 32  # attention.h
-PANEL = 32  # multiplier.h
+PANEL = 32  # panels.h
 
 
 def obstacle(settings: Settings, flags: Collection[str] | None = None) -> str:

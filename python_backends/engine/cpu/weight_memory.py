@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-TILE = 16  # outputs of a weight that lie together: multiplier.h
+TILE = 16  # outputs of a weight that lie together: panels.h
 PANEL = 32  # two tiles; rows that are multiplied at once
 PIECE_BYTES = 64 << 20  # what is not used of one takes no memory: nothing writes there
 ALIGNMENT = 64  # of torch's memory, too

@@ -84,7 +84,8 @@ class SlotAdapters(AdapterSlots[Weights]):
         weights: dict[str, Weights] = {}
         for row, slot in enumerate(slots):
             if (adapter := self.of(slot)) is not None:
-                digest, weights[adapter[0]] = adapter
+                digest, found = adapter
+                weights[digest] = found
                 places.setdefault(digest, []).append(row)
         is_simple = len(places) == 1 and _are_neighbours(next(iter(places.values())))
         if self._joins and not is_simple:
