@@ -143,10 +143,10 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
     }
 }
 
-// to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values, with scores capped where `softcap` is
-// not 0. Queries [tokens · group, deep];
-// keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
-// before it where the window is 0. Fetches the block `following` values further on while it computes the last one.
+// to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values, with scores capped where `softcap`
+// is not 0. Queries [tokens · group, deep]; keys and values are those of the KV head in the first block of the cache. A token sees itself
+// and the window − 1 before it; all before it where the window is 0. Fetches the block `following` values further on while it computes the
+// last one.
 template <typename Value>
 void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Value* queries, const Value* keys,
             const Value* values, int window, float softcap, ptrdiff_t following, Value* to) {

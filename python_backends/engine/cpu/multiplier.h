@@ -49,18 +49,11 @@ class VectorMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
     void multiply(const Value* x, int rows, int depth, const char* panel, float* sums, bool follows) {
-        const int times = (rows + TOGETHER - 1) / TOGETHER;
-        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for a tile's inputs
-        for (int i = 0; i < depth; i += PIECE) {
-            const Piece piece{panel + i * BYTES, std::min(PIECE, depth - i), i == 0};
-            const char* end = piece.panel + (PIECE + piece.inputs) * BYTES;  // of what is fetched
-            const char* ahead = piece.panel + PIECE * BYTES;
-            const bool fetches = follows || i + PIECE < depth;
-            for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / DEEP<Value> * each * 64) {
-                const auto* from = x + size_t(row) * depth + i;
-                const int lines = fetches && ahead < end ? each : 0;
-                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, ahead, lines);
-            }
+        if (PAIRS && rows == 1) {
+            multiply(x, 2, 0, depth, panel, m_pair, follows);
+            std::copy_n(m_pair, PANEL, sums);
+        } else {
+            multiply(x, rows, depth, depth, panel, sums, follows);
         }
     }
 
@@ -83,6 +76,8 @@ private:
 #else
     static constexpr int TOGETHER = 4, WITH_BOTH_TILES = 1;
 #endif
+    // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
+    static constexpr bool PAIRS = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
     static constexpr int PIECE = 8 * DEEP<Value>;
     static constexpr int BYTES = PANEL * sizeof(Value);  // of a panel for one input
 
@@ -92,24 +87,41 @@ private:
         bool first;
     };
 
+    // Of rows that lie `stride` values apart.
+    void multiply(const Value* x, int rows, int stride, int depth, const char* panel, float* sums, bool follows) {
+        const int times = (rows + TOGETHER - 1) / TOGETHER;
+        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for a tile's inputs
+        for (int i = 0; i < depth; i += PIECE) {
+            const Piece piece{panel + i * BYTES, std::min(PIECE, depth - i), i == 0};
+            const char* end = piece.panel + (PIECE + piece.inputs) * BYTES;  // of what is fetched
+            const char* ahead = piece.panel + PIECE * BYTES;
+            const bool fetches = follows || i + PIECE < depth;
+            for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / DEEP<Value> * each * 64) {
+                const auto* from = x + size_t(row) * stride + i;
+                const int lines = fetches && ahead < end ? each : 0;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, stride, piece, sums + row * PANEL, ahead, lines);
+            }
+        }
+    }
+
     template <int ROWS>
-    static void add(int rows, const Value* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
+    static void add(int rows, const Value* x, int stride, const Piece& piece, float* sums, const char* ahead, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
-                return add<ROWS - 1>(rows, x, depth, piece, sums, ahead, lines);
+                return add<ROWS - 1>(rows, x, stride, piece, sums, ahead, lines);
             }
         }
         if constexpr (ROWS <= WITH_BOTH_TILES) {
-            add_tiles<ROWS, 2>(x, depth, piece, piece.panel, sums, ahead, lines);
+            add_tiles<ROWS, 2>(x, stride, piece, piece.panel, sums, ahead, lines);
         } else {
-            add_tiles<ROWS, 1>(x, depth, piece, piece.panel, sums, ahead, lines);
-            add_tiles<ROWS, 1>(x, depth, piece, piece.panel + TILE * 64, sums + TILE, ahead, 0);
+            add_tiles<ROWS, 1>(x, stride, piece, piece.panel, sums, ahead, lines);
+            add_tiles<ROWS, 1>(x, stride, piece, piece.panel + TILE * 64, sums + TILE, ahead, 0);
         }
     }
 
     // Not a part of what calls it, and its loops over rows unrolled early: else the sums do not all stay in registers.
     template <int ROWS, int TILES>
-    [[gnu::noinline]] static void add_tiles(const Value* x, int depth, const Piece& piece, const char* tiles, float* sums,
+    [[gnu::noinline]] static void add_tiles(const Value* x, int stride, const Piece& piece, const char* tiles, float* sums,
                                             const char* ahead, int lines) {
         Vector of[TILES][ROWS];
 #pragma GCC unroll 8
@@ -129,7 +141,7 @@ private:
                 }
 #pragma GCC unroll 8
                 for (int row = 0; row < ROWS; ++row) {
-                    const auto* inputs = x + size_t(row) * depth + i + line * WIDE<Value>;
+                    const auto* inputs = x + size_t(row) * stride + i + line * WIDE<Value>;
 #pragma GCC unroll 2
                     for (int tile = 0; tile < TILES; ++tile) {
                         of[tile][row] = add_product(of[tile][row], inputs, weights[tile]);
@@ -147,6 +159,7 @@ private:
     }
 
     alignas(64) Value m_unpacked[PIECE * PANEL];
+    alignas(64) float m_pair[2 * PANEL];
 };
 
 // What a thread multiplies with.
