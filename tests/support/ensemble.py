@@ -61,7 +61,8 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         pieces = self.pieces if asked["stream"] else [whole(self.pieces)]
         for piece in pieces:
             if piece is None:
-                context.add_callback(self.cancelled.set)
+                if not context.add_callback(self.cancelled.set):  # cancelled already
+                    self.cancelled.set()
                 self.cancelled.wait(30)
                 return
             yield response(piece)
