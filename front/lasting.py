@@ -1,6 +1,7 @@
 """Answers that outlast the server: when tritonserver, the scheduler model, the tokenizer or the detokenizer
-dies, the request is sent again once the server is back, with the tokens that came before. Who reads the
-pieces sees a pause.
+dies, the request is sent again once the server is back, with the tokens that came before. So it is when the
+server gives an answer up that is still read, as it may where all processes wait for a processor. Who reads
+the pieces sees a pause.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from client.async_client import AsyncClient
-from client.errors import GaplessError
+from client.errors import GaplessError, UnavailableError
 from client.parameters import Parameters
 from client.retries import Retries
 from client.wire import Piece, Prompt, request_message
@@ -50,6 +51,8 @@ class LastingClient(AsyncClient):
             try:
                 async with contextlib.aclosing(self._asked(prompt, asked)) as pieces:
                     async for piece in pieces:
+                        if piece.finish_reason == "cancelled":  # who reads here has not done that
+                            raise UnavailableError("the server took the reader of this answer for gone")
                         attempts.came(len(piece.output_ids))
                         delivered += piece.output_ids
                         # what the attempts after the first find in the cache is their own

@@ -28,12 +28,13 @@ LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 @dataclass
 class Mortal(Ensemble):
     """Answers with TOKENS, each a piece of its own. The first `num_deaths` attempts end after `life` tokens,
-    with `says` in the stream or else a lost connection.
+    with `says` in the stream, or are cancelled there, or else with a lost connection.
     """
 
     num_deaths: int = 1
     life: int = 4
     says: str = ""
+    cancels: bool = False
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         """As Triton's service."""
@@ -46,7 +47,9 @@ class Mortal(Ensemble):
         is_last_life = len(self.asked) <= self.num_deaths
         for piece in pieces[: self.life if is_last_life else None]:
             yield response(piece)
-        if is_last_life and self.says:
+        if is_last_life and self.cancels:
+            yield response(Piece("a part ", "cancelled", 3, len(self.asked), 1, (77,)))
+        elif is_last_life and self.says:
             yield from Ensemble(error=self.says).ModelStreamInfer(iter([_request()]), context)
         elif is_last_life:
             context.abort(*LOST)
@@ -104,6 +107,14 @@ def test_a_stream_goes_on_after_the_tokens_that_came(world: World, says: str) ->
     assert {asked["seed"] for asked in ensemble.asked} == {3}
     assert {piece.num_cached_tokens for piece in pieces} == {1}, "what the first attempt found"
     assert world.num_looks > 3
+
+
+def test_so_does_one_that_the_server_took_for_left(world: World) -> None:
+    ensemble = Mortal(cancels=True)
+    pieces = world.pieces(ensemble)
+    assert "".join(piece.text for piece in pieces) == "".join(f"{token} " for token in TOKENS)
+    assert pieces[-1].finish_reason == "length"
+    assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, TOKENS[:4]]
 
 
 def test_so_does_a_whole_answer(world: World) -> None:
