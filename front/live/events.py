@@ -68,7 +68,8 @@ def _requests(before: Status, now: Status) -> Iterator[News]:
             continue
         if 0 <= old["instance"] != each["instance"]:
             moved[old["instance"], each["instance"]] += 1
-        elif old["instance"] < 0 and old["life"] and old["tokens"]:  # its instance was lost
+        elif old["tokens"] and (each["life"] > old["life"] or (old["instance"] < 0 and old["life"])):
+            # its instance was lost: since the last look, or before
             again[each["instance"]] += 1
     for (source, destination), count in moved.items():
         yield "move", f"{_answers(count)} moved from instance {source} to {destination}"

@@ -102,6 +102,9 @@ def test_a_crash_is_told_as_it_goes_on() -> None:
         ("move", "3 answers go on in instance 0 from the last token that came"),
     ]
     assert texts(back, back) == []
+    assert texts(ran, back) == [("move", "3 answers go on in instance 0 from the last token that came")], (
+        "all was over between two looks"
+    )
 
 
 @pytest.mark.parametrize("life", [0, 1])
