@@ -51,8 +51,8 @@ class LastingClient(AsyncClient):
             try:
                 async with contextlib.aclosing(self._asked(prompt, asked)) as pieces:
                     async for piece in pieces:
-                        if piece.finish_reason == "cancelled":  # who reads here has not done that
-                            raise UnavailableError("the server took the reader of this answer for gone")
+                        if piece.finish_reason == "cancelled":  # not by this process, which would not read on
+                            raise UnavailableError("the server ended this answer as if its reader had left")
                         attempts.came(len(piece.output_ids))
                         delivered += piece.output_ids
                         # what the attempts after the first find in the cache is their own
