@@ -12,7 +12,8 @@ def listen(host: str, port: int, is_shared: bool) -> socket.socket:
     the connections among them. Raises OSError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
+    # asyncio sends small pieces at once (TCP_NODELAY) only where the protocol is named
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
