@@ -1,11 +1,11 @@
-"""Compares the bundled model's answers with different types, weights and engines: greedy, on the held-out
-prompts of its eight tasks.
+"""Compares the bundled model's answers by layers in C++ and by torch's operators, in different types: greedy,
+on the held-out prompts of its eight tasks.
 
     python -m benchmarks.agreement --prompts 8 --json benchmarks/results/agreement.json
 
-The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first
-different one, *answers* the share of answers that are the same to the end, *right* the share that are the
-correct text, *memory* the memory of the process after all answers, in MiB. Every engine runs in its own
+The reference is torch's operators in float32. *Tokens* is the share of the reference's tokens before the
+first different one, *answers* the share of answers that are the same to the end, *right* the share that are
+the correct text, *memory* the memory of the process after all answers, in MiB. Every engine runs in its own
 process.
 """
 
@@ -25,16 +25,16 @@ MODEL = ROOT / "models" / "bundled"
 REFERENCE = ("torch", "float32", "same")
 KINDS = [
     REFERENCE,
-    *((e, d, w) for e in ("torch", "openvino") for d in ("float32", "bfloat16") for w in ("same", "int8")),
+    *((b, d, w) for b in ("torch", "layers") for d in ("float32", "bfloat16") for w in ("same", "int8")),
 ]
-QUICK_KINDS = [REFERENCE, ("openvino", "bfloat16", "same")]
+QUICK_KINDS = [REFERENCE, ("layers", "bfloat16", "same")]
 MAX_TOKENS = 256
 THREADS = 1  # of every engine
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    engine: str
+    by: str  # torch: its operators; layers: in C++
     dtype: str
     weights: str
     tokens: float
@@ -49,9 +49,11 @@ def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tu
     from python_backends.nouns.request import Request, Sampling
     from python_backends.settings import EngineSettings, ModelSettings, Settings
 
-    engine_kind, dtype, weights = kind
+    by, dtype, weights = kind
+    layers = "auto" if by == "layers" else "off"
     settings = Settings(
-        ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=THREADS)
+        ModelSettings(str(MODEL), dtype, weights),
+        EngineSettings("torch", threads=THREADS, fused_layers=layers),
     )
     scheduler, engine = build(settings)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -94,7 +96,7 @@ def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
 def main() -> None:
     from benchmarks.results_file import table, write_result
 
-    parser = command_line(__doc__, quick="one prompt of each task, two engines: does it run at all?")
+    parser = command_line(__doc__, quick="one prompt of each task, two kinds: does it run at all?")
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
     arguments = parser.parse_args()
     count, kinds = (1, QUICK_KINDS) if arguments.quick else (arguments.prompts, KINDS)

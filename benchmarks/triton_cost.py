@@ -47,7 +47,6 @@ from python_backends.wires.sessions import InstanceReady, SchedulerEnd
 from tests.support.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")
-PEERS = {"torch": "gapless", "openvino": "gapless_unfused"}  # engine.kind -> its row in peer_setups
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ def measure(
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            contextlib.closing(EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work))
+            contextlib.closing(EngineProcess(SETUPS["gapless"], directory, dtype, work))
         )
         loaded = load(ROOT / "gapless.toml", settings)
         instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))

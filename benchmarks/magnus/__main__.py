@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
 
 
 def about_of(magnus: Comparison, capacity: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    kind = "simulated" if arguments.simulate else arguments.engine
+    kind = "simulated" if arguments.simulate else "torch"
     return {
         "engine": {"kind": kind, "dtype": arguments.dtype, "threads": arguments.threads or CORES},
         "ccb_policy": CONTINUOUS.policy,
@@ -121,7 +121,6 @@ def arguments_of() -> argparse.Namespace:
         default=0.05,
         help="of the paper's intervals of learning and errors in seconds",
     )
-    parser.add_argument("--engine", default="torch", choices=("torch", "openvino"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument(
         "--threads", type=int, default=1, help="of the engine; 0: one per core. The learner takes another"

@@ -66,7 +66,7 @@ class Engines:
             str(MODEL), given.dtype, weights, max_model_tokens=MAX_PROMPT_TOKENS + MAX_TOKENS
         )
         slots = min(MAX_ROWS, num_blocks)
-        engine = EngineSettings(given.engine, slots, BLOCK_TOKENS, num_blocks, threads=given.threads)
+        engine = EngineSettings("torch", slots, BLOCK_TOKENS, num_blocks, threads=given.threads)
         return build(Settings(model, engine))[1]
 
 

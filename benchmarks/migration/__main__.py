@@ -253,7 +253,7 @@ def main() -> None:
         quick="a small model, short requests, few moves: does it run at all?",
         plot="a picture of the downtimes by length, on logarithmic scales",
     )
-    parser.add_argument("--engine", default="torch", choices=("torch", "openvino", "toy"))
+    parser.add_argument("--engine", default="torch", choices=("torch", "toy"))
     asked = parser.parse_args()
     shape, amount = (SMALL_SHAPE, QUICK) if asked.quick else (SHAPES["S"], FULL)
     result = measure(asked.engine, shape, amount)

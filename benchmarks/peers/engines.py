@@ -42,7 +42,7 @@ class Gapless:
         in_flight: int,
         max_model_tokens: int,
         device: str = "cpu",
-        kind: str = "openvino",
+        kind: str = "torch",
         **engine: Any,
     ) -> None:
         from python_backends.instance.build import build

@@ -37,7 +37,6 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup("gapless", "gapless"),
-        Setup("gapless_unfused", "gapless", {"fused_layers": "off"}),
         Setup("gapless_async", "gapless", {"steps_ahead": 1}),
         Setup("gapless_torch", "gapless", {"kind": "torch", "fused_layers": "off"}),
         Setup("gapless_triton", "gapless_triton"),
@@ -51,14 +50,13 @@ SETUPS = {
 }
 DEFAULT = (
     "gapless",
-    "gapless_unfused",
     "gapless_triton",
     "gapless_torch",
     "openvino",
     "openvino_defaults",
     "vllm",
 )
-NOT_ON_LARGE = ("gapless_unfused", "gapless_torch")  # a round takes long
+NOT_ON_LARGE = ("gapless_torch",)  # a round takes long
 BUDGETED = ("openvino", "openvino_defaults", "vllm")  # whose rows are measured with each token budget
 # whose tokens may differ from the reference in float32: its KV is quantised
 QUANTISED = ("openvino_defaults",)

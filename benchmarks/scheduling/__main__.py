@@ -45,7 +45,7 @@ from python_backends.settings import EngineSettings, ModelSettings, SchedulingSe
 
 # sources of predictions of `ours`; other policies have FOREST
 SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}
-BLOCK_TOKENS = 32  # the only size that the OpenVINO engine supports
+BLOCK_TOKENS = 32  # the only size that layers in C++ take
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, so that requests always wait
 POOL, QUICK_POOL = 1000, 160  # prompts
@@ -142,7 +142,7 @@ class Bench:
         self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
         model = ModelSettings(dtype="float32", max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(
-            kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS
+            kind="torch", slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS
         )
         self.settings = Settings(
             model=model, engine=replace(engine, token_budget=TOKEN_BUDGET), scheduling=self.scheduling
@@ -283,7 +283,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=1, help="the median of this many, each with different arrivals"
     )
-    parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument(
         "--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 2 a slot"

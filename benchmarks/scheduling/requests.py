@@ -112,7 +112,7 @@ def _make(count: int) -> Pool:
     drawn = [each for each in draw_prompts(2 * count // NUM_TASKS) if len(each.prompt) <= MAX_PROMPT_TOKENS]
     drawn = [drawn[place] for place in np.random.default_rng(1).permutation(len(drawn))]
     prompts = [np.array(each.prompt, np.int32) for each in drawn]
-    settings = Settings(engine=EngineSettings(kind="openvino", slots=32, token_budget=TOKEN_BUDGET))
+    settings = Settings(engine=EngineSettings(kind="torch", slots=32, token_budget=TOKEN_BUDGET))
     _, engine = build(choose(settings).settings)
     lengths = answer_lengths(prompts, engine, MAX_TOKENS)
     engine.close()

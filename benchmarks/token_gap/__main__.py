@@ -1,7 +1,7 @@
 r"""Measures how long the device waits between two steps, with the measures against the token gap added one
 after the other.
 
-    python -m benchmarks.token_gap --engine openvino --slots 1,16,64,256 \
+    python -m benchmarks.token_gap --engine torch --slots 1,16,64,256 \
         --json benchmarks/results/token_gap.json --plot token_gap.png
 
 inline: one process; the loop tokenizes prompts and detokenizes answers, and sends all slots to the engine
@@ -59,7 +59,7 @@ def row_of(mode: str, slots: int, recorded: Recorded) -> Row:
 
 def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iterator[tuple[Row, Recorded]]:
     with tempfile.TemporaryDirectory() as directory:
-        prepare(Path(directory), engine)
+        prepare(Path(directory))
         asked = [(count, mode) for count in slots for mode in MODES]
         for count, mode in tqdm(asked, desc="loops"):
             recorded = run(Path(directory), engine, threads, mode, count, num_steps)
@@ -112,7 +112,7 @@ def main() -> None:
         plot="a picture of the table; one of five steps is written next to it, as NAME_timeline.png",
     )
     parser.add_argument("--slots", default="1,16,64,256")
-    parser.add_argument("--engine", default="openvino", choices=("openvino", "torch", "toy"))
+    parser.add_argument("--engine", default="torch", choices=("torch", "toy"))
     parser.add_argument(
         "--threads",
         type=int,

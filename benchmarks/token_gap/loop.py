@@ -21,7 +21,7 @@ from benchmarks.common.models import make_model
 from benchmarks.common.recorded_engine import RecordedEngine
 from benchmarks.common.resending_scheduler import ResendingScheduler
 from benchmarks.triton_cost import make_tokenizer, sources
-from python_backends.engine.protocol import Announcing, Engine
+from python_backends.engine.protocol import Engine
 from python_backends.engine.trace import begins
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
@@ -205,11 +205,10 @@ class Recorded(RecordedEngine):
         return result
 
 
-def prepare(directory: Path, engine: str) -> None:
+def prepare(directory: Path) -> None:
     """Makes a model of shape S with random weights, and a tokenizer of its size."""
     make_model("S", "bfloat16", directory)
     make_tokenizer(directory)
-    assert engine in ("openvino", "torch", "toy")
 
 
 def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: int) -> Settings:
@@ -245,16 +244,12 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
             link = InlineLink(Texts(directory, num_steps), open_requests)
         else:
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
-            if isinstance(engine, Announcing):
-                engine.on_done(link.wake)
         _loop(
             Instance(scheduler, recorded, link, lambda _: None, settings.steps_ahead),
             recorded,
             slots,
             num_steps,
         )
-        if isinstance(engine, Announcing):
-            engine.on_done(lambda: None)
         link.close()
         recorded.inside = sorted(recorded.inside + link.waits)
     recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans[:num_steps], settings.steps_ahead)

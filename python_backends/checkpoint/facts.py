@@ -37,7 +37,6 @@ class Facts:
     num_kv_heads: int
     head_dim: int
     end_ids: tuple[int, ...]
-    has_softcap: bool  # of attention scores
     has_experts: bool
 
 
@@ -75,7 +74,6 @@ def common(values: Values, source: Source) -> dict[str, Any]:
         "num_kv_heads": values.whole("num_key_value_heads", default=heads),
         "head_dim": values.whole("head_dim", default=hidden // heads if heads else 0),
         "end_ids": tuple(dict.fromkeys([*_ends(generation), *_ends(values)])),
-        "has_softcap": values.get("attn_logit_softcapping") is not None,
         "has_experts": family is not None and family.mixture is not None,
     }
 

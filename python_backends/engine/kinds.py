@@ -21,12 +21,6 @@ def _torch_engine(settings: Settings) -> Engine:
     return TorchEngine(settings)
 
 
-def _openvino_engine(settings: Settings) -> Engine:
-    from python_backends.engine.openvino.engine import OpenVINOEngine
-
-    return OpenVINOEngine(settings)
-
-
 def _torch_gives_way(settings: Settings) -> bool:
     """Threads of its layers do each other's work; torch's own wait for each other."""
     return not obstacle(settings)
@@ -53,7 +47,6 @@ class EngineKind:
 
 KINDS: dict[str, EngineKind] = {
     "torch": EngineKind(_torch_engine, gives_way=_torch_gives_way, takes_adapters=True),
-    "openvino": EngineKind(_openvino_engine, gives_way=lambda _: True),
     "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
 }
 

@@ -43,16 +43,6 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Announcing(Protocol):
-    """An engine that can tell when a launched step is done, unless a thread
-    is blocked in `launch` or `collect` for it.
-    """
-
-    def on_done(self, tell: Callable[[], None]) -> None:
-        """`tell` is called by some thread."""
-
-
-@runtime_checkable
 class FollowsGuides(Protocol):
     """An engine whose answers follow guides; others name them in `unsupported` of their limits."""
 

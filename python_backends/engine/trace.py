@@ -1,7 +1,7 @@
 """A trace of some steps for chrome://tracing or ui.perfetto.dev: what the loop did, torch's operators, and
 when the device worked.
 
-Torch's profiler writes it. OpenVINO's threads are not seen by it, so the forward passes are drawn from the
+Torch's profiler writes it. Threads of layers in C++ are not seen by it, so forward passes are drawn from the
 engine's own times. While nothing is traced none of this is imported. Called by the instance's process between
 two turns of its loop.
 """

@@ -18,7 +18,6 @@ import setproctitle
 
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Announcing
 from python_backends.instance.build import (
     build,
     build_copier,
@@ -94,8 +93,6 @@ def main(run_directory: Path, number: int) -> None:
     copier = build_copier(settings, engine, run_directory, number)
     address = copier.address if copier is not None else ("", "")
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
-    if isinstance(engine, Announcing):
-        engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way(settings) else None
     moves = start_moves(settings, scheduler, copier, link.wake)
     show = partial(_show, state, scheduler.limits)

@@ -27,6 +27,7 @@ RENAMED = {
     "tensorrt_llm.adapters": "adapters.directory",
     "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
+GONE = {("engine.kind", "openvino"): "auto"}  # a value, and what to write now
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
 
@@ -139,6 +140,8 @@ def _checked(name: str, value: Any) -> Any:
         value = float(value)
     if type(value) is not wanted:
         raise SettingsError(f"{name} = {value!r}: must be of type {wanted.__name__}")
+    if (now := GONE.get((name, value))) is not None:
+        raise SettingsError(f"{name} = {value!r}: there is no such one any more; write {now!r}")
     if not limits.allows(value):
         raise SettingsError(f"{name} = {value!r}: must be {limits.text}")
     return value

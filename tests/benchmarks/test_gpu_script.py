@@ -21,7 +21,7 @@ from benchmarks.gpu.steps import weight_bytes
 from tests.support.tiny_models import TinyModel
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_THERE = ("openvino", "tritonclient", "pytest", "hypothesis", "matplotlib", "atheris")
+NOT_THERE = ("tritonclient", "pytest", "hypothesis", "matplotlib", "atheris")
 MEASURED = Measured(Path(), "cpu", quick=True)
 
 

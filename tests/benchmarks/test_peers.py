@@ -199,10 +199,9 @@ def test_a_peer_has_a_row_for_each_token_budget_and_ours_has_one():
     assert setups[4].options == {"default_kv_precision": True}
 
 
-def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_fused_layers():
+def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_layers():
     assert {
         "gapless",
-        "gapless_unfused",
         "gapless_triton",
         "openvino",
         "openvino_defaults",

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.magnus.static_batching.batches import STATIC_POLICIES, BatchLimits
 from benchmarks.magnus.static_batching.mode import Answer, Served, StaticMode
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
@@ -42,8 +43,9 @@ def test_static_batches_give_the_texts_of_continuous_batching(one: TinyModel, po
         one.check(request, found[request.request_id].tokens.tolist())
 
 
-def test_the_openvino_engine_gives_the_same_texts(one: TinyModel) -> None:
-    found = answers(serve(one.openvino_engine(slots=16, kv_blocks=200), "magnus", expected_tokens=30))
+@pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
+def test_layers_in_cpp_give_the_same_texts(one: TinyModel) -> None:
+    found = answers(serve(one.layers_engine(slots=16, kv_blocks=200), "magnus", expected_tokens=30))
     for request in random_requests(12, seed=9):
         one.check(request, found[request.request_id].tokens.tolist())
 

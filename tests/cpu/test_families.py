@@ -1,4 +1,4 @@
-"""Every family once, by both engines and by layers in C++, and what only some have: sliding windows, long
+"""Every family once, by torch and by layers in C++, and what only some have: sliding windows, long
 rotary embeddings.
 """
 
@@ -23,7 +23,6 @@ from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
     BY_LAYERS,
-    BY_TORCH_ALONE,
     RELATIVES,
     TINY,
     VOCABULARY,
@@ -36,12 +35,7 @@ from tests.support.tiny_models import (
 )
 
 WINDOW = 16
-SERVED = [
-    (kind, name)
-    for kind in ("torch", "openvino")
-    for name in sorted(TINY | RELATIVES)
-    if kind == "torch" or name not in BY_TORCH_ALONE
-]
+SERVED = [("torch", name) for name in sorted(TINY | RELATIVES)]
 SERVED += [("layers", name) for name in sorted(BY_LAYERS)] if library() is not None else []
 
 
@@ -60,9 +54,7 @@ def test_every_family_answers_as_transformers_does(
     assert all(len(set(model.reference(request.prompt, 50)[0])) >= 20 for request in requests)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("openvino", "llama_grouped"), *(("torch", name) for name in sorted(TINY))]
-)
+@pytest.mark.parametrize(("kind", "name"), [("torch", name) for name in sorted(TINY)])
 def test_tokens_in_bfloat16_are_nearly_as_good_as_those_of_float32(
     tiny: Callable[[str], TinyModel], kind: str, name: str
 ) -> None:

@@ -30,8 +30,6 @@ KINDS: dict[str, tuple[Callable[[TinyModel, dict[str, Any]], Engine], int]] = {
     "torch": (lambda tiny, options: tiny.engine(**options), 0),
     "torch, ahead": (lambda tiny, options: tiny.engine(steps_ahead=1, **options), 1),
     "torch, fixed shapes": (lambda tiny, options: tiny.engine(cuda_graphs="eager", **options), 1),
-    "openvino": (lambda tiny, options: tiny.openvino_engine(**options), 0),
-    "openvino, ahead": (lambda tiny, options: tiny.openvino_engine(steps_ahead=1, **options), 1),
 }
 if library() is not None:
     KINDS |= {

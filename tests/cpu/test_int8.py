@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from python_backends.engine.cpu.library import library
 from python_backends.engine.model.description import Layer, Linear
 from python_backends.engine.model.quantised import quantise, quantise_if_asked
 from python_backends.engine.model.weights import take_layers
-from python_backends.engine.openvino.engine import OpenVINOEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
@@ -95,9 +93,6 @@ def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyMode
     [
         ("torch", "gemma2"),
         ("torch", "gpt_neox"),
-        ("openvino", "gemma3"),
-        ("openvino", "gpt_neox"),
-        ("openvino", "llama_tied"),
         *([("layers", "gemma3"), ("layers", "llama_tied")] if library() is not None else []),
     ],
 )
@@ -124,27 +119,14 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
     rounded.check_all(requests, answers)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *product(["openvino"], ["gemma3", "gpt_neox", "llama_tied"]),
-        *(product(["layers"], sorted(BY_LAYERS)) if library() is not None else []),
-    ],
-)
-def test_others_round_weights_only_too(
-    tiny: Callable[[str], TinyModel], kind: str, name: str, tmp_path: Path
+@pytest.mark.parametrize("name", sorted(BY_LAYERS) if library() is not None else [])
+def test_layers_in_cpp_round_weights_only_too(
+    tiny: Callable[[str], TinyModel], name: str, tmp_path: Path
 ) -> None:
     """Rounded activations made nonsense of a published model."""
     model, requests = tiny(name), random_requests(6, seed=3)
-    answers = Serving(model.engine_of(kind, weights="int8", dtype="float32"), token_budget=40).run(requests)
+    answers = Serving(model.layers_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
     TinyModel(tmp_path, _with_rounded_weights(model.model), model.agreement).check_all(requests, answers)
-
-
-def test_int8_is_what_the_openvino_plugin_keeps(one: TinyModel) -> None:
-    """Were the constants folded into floats, nothing would be gained, and nothing else would show it."""
-    products = _weight_types(one.openvino_engine(weights="int8", dtype="float32"))
-    assert products.count("i8") == 7 * one.model.config.num_hidden_layers
-    assert "i8" not in _weight_types(one.openvino_engine(dtype="float32"))
 
 
 def test_another_kind_of_weights_is_refused_by_name(tmp_path: Path) -> None:
@@ -203,10 +185,3 @@ def _products(layer: Layer) -> list[Linear]:
 
 def _norms() -> set[str]:
     return {field.name for field in fields(Layer) if field.name.endswith("_norm")}
-
-
-def _weight_types(engine: OpenVINOEngine) -> list[str]:
-    """Of all matrix products of the compiled graph, in which type their weights lie."""
-    nodes = engine._compiled.get_runtime_model().get_ordered_ops()
-    products = [node for node in nodes if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
-    return [node.input_value(1).get_element_type().get_type_name() for node in products]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.nouns.request import Request
@@ -85,8 +86,9 @@ def test_log_probabilities_are_those_of_transformers(each: TinyModel, sampling: 
     _check_all(each, each.engine(slots=4), _requests(**sampling))
 
 
-def test_log_probabilities_of_the_openvino_engine_are_those_of_transformers(one: TinyModel) -> None:
-    _check_all(one, one.openvino_engine(slots=4), _requests(repetition_penalty=1.5))
+@pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
+def test_log_probabilities_of_layers_in_cpp_are_those_of_transformers(one: TinyModel) -> None:
+    _check_all(one, one.layers_engine(slots=4), _requests(repetition_penalty=1.5))
 
 
 def _check_all(tiny: TinyModel, engine: Engine, requests: list[Request]) -> None:

@@ -36,9 +36,7 @@ SERVED = (
     "torch, gemma2",
     "torch, gpt_neox",
     "torch, qwen3_moe",
-    "openvino, gemma3",
-    "openvino, gpt_neox",
-    *(["layers, gemma3"] if library() is not None else []),
+    *(["layers, gemma3", "layers, gpt_neox"] if library() is not None else []),
 )
 
 

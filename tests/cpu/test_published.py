@@ -95,7 +95,7 @@ def served(read: Read, agreement: Agreement) -> TinyModel:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kind", ["torch", "openvino", *(["layers"] if library() is not None else [])])
+@pytest.mark.parametrize("kind", ["torch", *(["layers"] if library() is not None else [])])
 def test_greedy_answers_have_the_tokens_of_transformers(read: Read, served: TinyModel, kind: str) -> None:
     asked = requests(read)
     engine = served.engine_of(kind, max_model_tokens=4096, kv_memory_gib=1, threads=2)

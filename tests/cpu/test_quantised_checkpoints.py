@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.quantisation import FIELD, METHODS, read_layout
 from python_backends.checkpoint.source import CheckpointError
+from python_backends.engine.cpu.library import library
 from tests.support.quantised_checkpoints import AWQ, BLOCKED, SCHEMES, change, compressed, gptq_config, write
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
@@ -52,11 +53,12 @@ def test_it_is_served_as_what_it_means(written: tuple[Path, Path], one: TinyMode
         TinyModel(written[1], reference, one.agreement).check_all(requests, answers[0])
 
 
-def test_both_engines_serve_it(one: TinyModel, tmp_path: Path) -> None:
+@pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
+def test_layers_in_cpp_serve_it(one: TinyModel, tmp_path: Path) -> None:
     write(SCHEMES["AWQ"], one.directory, tmp_path / "quantised", tmp_path / "plain")
     requests = random_requests(4)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32).eval()
-    answers = Serving(TinyModel(tmp_path / "quantised", None, one.agreement).openvino_engine()).run(requests)
+    answers = Serving(TinyModel(tmp_path / "quantised", None, one.agreement).layers_engine()).run(requests)
     TinyModel(tmp_path / "plain", reference, one.agreement).check_all(requests, answers)
 
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from python_backends.engine.openvino.engine import OpenVINOEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import ModelSettings, SettingsError
 from tests.support.tiny_models import Agreement, Serving, TinyModel, random_requests
@@ -325,10 +324,10 @@ def _spoiled(one: TinyModel, directory: Path, spoil: Spoil) -> Any:
 def test_it_is_refused_by_name_in_one_line(one: TinyModel, tmp_path: Path, what: str) -> None:
     spoil, says = REFUSED[what]
     settings = _spoiled(one, tmp_path, spoil)
-    openvino = replace(settings, engine=replace(settings.engine, kind="openvino", block_tokens=32))
-    for make, given in ((TorchEngine, settings), (OpenVINOEngine, openvino)):
+    by_layers = replace(settings, engine=replace(settings.engine, block_tokens=32))
+    for given in (settings, by_layers):
         with pytest.raises(SettingsError, match=says) as refused:
-            make(given)
+            TorchEngine(given)
         assert str(refused.value).startswith(f"model.directory = '{tmp_path}': ")
         assert "\n" not in str(refused.value)
 

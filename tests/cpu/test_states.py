@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from python_backends.engine.cpu.library import library
 from python_backends.engine.model.limits import STATE_DEPTH
 from python_backends.nouns.request import Floats, Request, Sampling
 from python_backends.nouns.stages import READ_EVERY, WRITTEN
 from tests.cpu.test_layers import wanted
 from tests.support.tiny_models import Serving, TinyModel, random_requests
+
+KINDS = ["torch", *(["layers"] if library() is not None else [])]
 
 
 def expected(model: TinyModel, tokens: Iterable[int], layer: int) -> Floats:
@@ -41,7 +44,7 @@ def check(model: TinyModel, serving: Serving, requests: Iterable[Request], share
             assert np.abs(state - exact).max() <= share * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama_grouped", "gemma3", "gpt_neox"])
 def test_each_prompt_that_ends_and_each_answer_has_transformers_hidden_states(
     tiny: Callable[[str], TinyModel], name: str, kind: str
@@ -62,15 +65,7 @@ def test_other_steps_of_torch_have_it_too(one: TinyModel, options: dict[str, Any
     check(one, serving, requests, 0.2 if "weights" in options else 1e-4)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_openvino_has_it_whether_steps_are_ahead_or_not(one: TinyModel, ahead: int) -> None:
-    requests = random_requests(10, seed=5, max_tokens=70)
-    serving = Serving(one.openvino_engine(steps_ahead=ahead), ahead=ahead)
-    serving.run(requests)
-    check(one, serving, requests)
-
-
-@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_that_is_found_whole_in_kept_blocks_has_the_same(one: TinyModel, kind: str) -> None:
     prompt = np.arange(3, 99, dtype=np.int32)  # whole blocks
     first, second = (Request(number, prompt, Sampling(max_tokens=3)) for number in (1, 2))
@@ -93,7 +88,7 @@ def test_a_request_that_goes_on_after_its_first_tokens_gives_none(one: TinyModel
         np.testing.assert_allclose(state, whole.states[place], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_none_is_given_where_the_settings_want_none(one: TinyModel, kind: str) -> None:
     engine = one.engine_of(kind, states=False)
     serving = Serving(engine)

@@ -47,29 +47,22 @@ BF16, F16, F32 = ({"dtype": name} for name in ("bfloat16", "float16", "float32")
 @pytest.mark.parametrize(
     ("flags", "config", "settings", "expected"),
     [
-        (AMX, BF16, {}, ("openvino", "bfloat16")),
-        ({"avx512_bf16"}, {"torch_dtype": "bfloat16"}, {}, ("openvino", "bfloat16")),
-        ({"avx2"}, BF16, {}, ("openvino", "float32")),
-        (AMX, F32, {}, ("openvino", "float32")),
-        (AMX, F16, {}, ("openvino", "float32")),
-        (AMX, {}, {}, ("openvino", "float32")),
-        (AMX, {"text_config": {"dtype": "bfloat16"}}, {}, ("openvino", "bfloat16")),
-        (AMX, {**BF16, "attn_logit_softcapping": 50.0}, {}, ("torch", "bfloat16")),
-        (AMX, {**BF16, "attn_logit_softcapping": None}, {}, ("openvino", "bfloat16")),
-        (AMX, {**BF16, "architectures": ["MixtralForCausalLM"]}, {}, ("torch", "bfloat16")),
-        (AMX, {**BF16, "model_type": "qwen3_moe"}, {}, ("torch", "bfloat16")),
-        (AMX, BF16, {"block_tokens": 16}, ("torch", "bfloat16")),
+        (AMX, BF16, {}, ("torch", "bfloat16")),
+        ({"avx512_bf16"}, {"torch_dtype": "bfloat16"}, {}, ("torch", "bfloat16")),
+        ({"avx2"}, BF16, {}, ("torch", "float32")),
+        (AMX, F32, {}, ("torch", "float32")),
+        (AMX, F16, {}, ("torch", "float32")),
+        (AMX, {}, {}, ("torch", "float32")),
+        (AMX, {"text_config": {"dtype": "bfloat16"}}, {}, ("torch", "bfloat16")),
         (set(), BF16, {"device": "cuda"}, ("torch", "bfloat16")),
         (set(), F16, {"device": "cuda:1"}, ("torch", "bfloat16")),
         (set(), F32, {"device": "cuda"}, ("torch", "float32")),
-        (AMX, BF16, {"adapters": "run/adapters"}, ("torch", "bfloat16")),
-        (AMX, BF16, {"kind": "torch"}, ("torch", "bfloat16")),
         (AMX, BF16, {"kind": TOY}, (TOY, "float32")),
-        (AMX, BF16, {"dtype": "float32"}, ("openvino", "float32")),
+        (AMX, BF16, {"dtype": "float32"}, ("torch", "float32")),
         ({"avx2"}, F32, {"dtype": "bfloat16", "kind": "torch"}, ("torch", "bfloat16")),
     ],
 )
-def test_the_fastest_that_computes_the_checkpoint_is_chosen(
+def test_the_type_is_the_checkpoints_where_the_processor_multiplies_it(
     tmp_path: Path,
     flags: set[str],
     config: dict[str, Any],
@@ -95,29 +88,40 @@ AVX2 = frozenset(("avx2", "fma"))
 AVX512 = AVX2 | frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 
 
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 4}
+LAYERS = "engine.kind = torch: with layers in C++"
+
+
 @pytest.mark.parametrize(
-    ("flags", "config", "settings", "expected"),
+    ("flags", "config", "settings", "reason"),
     [
-        (AVX512 | AMX, {}, {}, ("torch", "bfloat16")),
-        (AVX512, {}, {}, ("torch", "float32")),
-        (AVX512, {}, {"dtype": "bfloat16"}, ("torch", "bfloat16")),
-        (AVX2, {}, {}, ("torch", "float32")),
-        (AVX2, {}, {"dtype": "bfloat16"}, ("torch", "bfloat16")),
-        (AVX512 | AMX, {"intermediate_size": 100}, {}, ("openvino", "bfloat16")),
-        (AVX512 | AMX, {}, {"weights": "int8"}, ("torch", "bfloat16")),
-        ({"avx", "avx2"}, {}, {}, ("openvino", "float32")),
+        (AVX512 | AMX, {}, {}, LAYERS),
+        (AVX512, {}, {"dtype": "bfloat16"}, LAYERS),
+        (AVX2, {}, {}, LAYERS),
+        (AVX2, {}, {"weights": "int8"}, LAYERS),
+        ({"avx", "avx2"}, {}, {}, "without layers in C++: the processor has no fma"),
+        (
+            AVX2,
+            {"intermediate_size": 100},
+            {},
+            "intermediate_size = 100: no multiple of 32",
+        ),
+        (AVX2, MIXTRAL, {}, "mixtures of experts"),
     ],
 )
-def test_torch_is_taken_on_a_cpu_where_its_layers_compute_the_model(
+def test_the_start_says_whether_layers_compute_the_model_and_why_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: set[str],
     config: dict[str, Any],
     settings: dict[str, Any],
-    expected: tuple[str, str],
+    reason: str,
 ) -> None:
     monkeypatch.setattr(served, "is_kept", lambda: True)
-    assert chosen(tmp_path, flags, LLAMA | config, **settings) == expected
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | config))
+    choice = choose(Settings(model=ModelSettings(str(tmp_path), **settings)), flags)
+    assert choice.settings.engine.kind == "torch"
+    assert reason in choice.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -141,25 +145,26 @@ def test_a_server_that_trains_adapters_has_no_layers_of_ours(
     assert served.obstacle(settings, AVX2) == why
 
 
-def test_without_a_compiler_openvino_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torchs_operators_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "is_kept", lambda: False)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert chosen(tmp_path, set(AVX512 | AMX), LLAMA) == ("openvino", "bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    reasons = choose(Settings(model=ModelSettings(str(tmp_path))), AVX512 | AMX).reasons
+    assert "apt-get install g++" in reasons[0]
 
 
 @pytest.mark.parametrize("config", ["", "[]"], ids=["not JSON", "no table"])
 def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     settings = choose(Settings(model=ModelSettings(str(tmp_path)))).settings
-    assert (settings.engine.kind, settings.model.dtype) == ("openvino", "float32")
+    assert (settings.engine.kind, settings.model.dtype) == ("torch", "float32")
 
 
-@pytest.mark.parametrize("kind", ["openvino", TOY])
-def test_adapters_are_refused_where_the_engine_named_has_none(tmp_path: Path, kind: str) -> None:
+def test_adapters_are_refused_where_the_engine_named_has_none(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match=rf"engine\.kind = {kind} has no adapters; torch, tensorrt_llm have"
+        SettingsError, match=rf"engine\.kind = {TOY} has no adapters; torch, tensorrt_llm have"
     ):
-        chosen(tmp_path, AMX, BF16, kind=kind, adapters="law")
+        chosen(tmp_path, AMX, BF16, kind=TOY, adapters="law")
 
 
 # --- an engine of others: module:NAME

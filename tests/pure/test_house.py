@@ -272,6 +272,10 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"engine.slot": "1"}, "unknown setting engine.slot"),
         ({"machine.slots": "1"}, "unknown setting machine.slots"),
         ({"model.dtype": "int3"}, "must be one of auto, float32, bfloat16"),
+        (
+            {"engine.kind": "openvino"},
+            "engine.kind = 'openvino': there is no such one any more; write 'auto'",
+        ),
         ({"tensorrt_llm.adapters": "here"}, "tensorrt_llm.adapters is called adapters.directory now"),
         (
             {"cluster.min_instances": "2"},

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from benchmarks.common.resending_scheduler import ResendingScheduler
-from python_backends.engine.launched_steps import LaunchedSteps
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance, Parts
@@ -202,19 +201,6 @@ def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks
     running.close()
     assert max(load.peak_blocks for load in link.loads) == blocks
     assert link.loads[-1].peak_blocks == 0
-
-
-def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
-    """What a loop is told while it waits for the step itself it would take for the end of the next one."""
-    steps, told = LaunchedSteps(), threading.Semaphore(0)
-    steps.on_done(told.release)
-    steps.launched()
-    with steps.awaited():
-        steps.ended()
-    assert not told.acquire(blocking=False)
-    steps.launched()
-    steps.ended()
-    assert told.acquire(blocking=False)
 
 
 def test_the_lead_is_what_launches_of_that_kind_took_and_a_little_more() -> None:

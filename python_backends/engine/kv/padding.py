@@ -5,8 +5,8 @@ that is never freed (docs/notebook/cpu_steps.md). A processor with tiles (AMX) a
 one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
 Steps that are cut to fit have a multiple of the same number of rows (`ModelLimits.row_multiple`).
 
-Rows of padding belong to the dead slot (see slot state), and their results are not read. Both engines of our
-own pad; not with fused layers, for which no code is generated.
+Rows of padding belong to the dead slot (see slot state), and their results are not read. Layers in C++ have
+none: no code is generated for them.
 """
 
 from __future__ import annotations

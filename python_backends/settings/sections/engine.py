@@ -13,11 +13,9 @@ UNMEASURED_KV_GIB = 1.0  # kv_memory_gib = 0 on a CPU, and with TensorRT-LLM
 class EngineSettings:
     kind: str = setting(
         "auto",
-        "auto: on a CPU openvino if it computes the model and no layers of Gapless do, else torch (the start"
-        " says which, and why) |"
-        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | module:NAME, an engine of your own"
-        " (docs/how-to/engine.md)",
-        choices=("auto", "torch", "openvino", "tensorrt_llm"),
+        "auto: torch (the start says by what it computes, and why) | torch | tensorrt_llm"
+        " (docs/tensorrt_llm.md) | module:NAME, an engine of your own (docs/how-to/engine.md)",
+        choices=("auto", "torch", "tensorrt_llm"),
         takes_modules=True,
     )
     slots: int = setting(
@@ -64,7 +62,7 @@ class EngineSettings:
         "auto: on a CPU the torch engine computes all layers by code of Gapless where that knows the model,"
         " compiled at the first start if there is g++ and the processor has AVX2; it trains"
         " nothing, so with adapters.directory it wants finetuning.enabled = false | off: torch's operators,"
-        " which train, or OpenVINO's",
+        " which train",
         choices=("auto", "off"),
     )
 

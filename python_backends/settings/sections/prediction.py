@@ -50,7 +50,7 @@ class PredictionSettings:
     )
     states: bool = setting(
         True,
-        "engines torch and openvino give hidden states, at the end of each prompt and while its answer is"
+        "the torch engine gives hidden states, at the end of each prompt and while its answer is"
         " written, from which the length of the answer is predicted; false: from the prompt's tokens alone",
     )
     keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")

@@ -13,7 +13,7 @@ from python_backends.finetuning.jobs import jobs_directory
 from python_backends.finetuning.watchers import announced, refusals, trains
 from python_backends.settings import ROOT, load
 
-REFUSAL = "engine.kind = 'openvino': trains nothing"
+REFUSAL = "engine.kind = 'tensorrt_llm': trains nothing"
 DIES = """
 import os, sys
 from pathlib import Path

@@ -122,7 +122,6 @@ def differences(texts: list[str], expected: list[str]) -> list[str]:
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="disturbing", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="models/bundled", metavar="DIRECTORY")
-    parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--moves", type=int, default=100)
     parser.add_argument("--streams", type=int, default=16)
@@ -135,7 +134,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def main(given: list[str] | None = None) -> int:
     asked = arguments(given)
-    settings = {"model.directory": asked.model, "engine.kind": asked.engine, "model.dtype": "float32"}
+    settings = {"model.directory": asked.model, "model.dtype": "float32"}
     settings |= dict(each.split("=", 1) for each in asked.set)
     inputs = requests(asked.streams, asked.tokens, asked.temperature)
     began_s = time.monotonic()
