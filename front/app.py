@@ -22,6 +22,8 @@ from front.chat import answer_chat
 from front.completions import answer_completion
 from front.errors import ProblemError, json_response
 from front.failures import HANDLERS, failure
+from front.files.routes import FileRoutes
+from front.files.store import Files
 from front.health import Health
 from front.keys import Keys, key_in
 from front.live.page import is_wanted, page
@@ -36,7 +38,7 @@ from front.origins import allow_origins
 from front.queue import Queue
 from front.shared_metrics import SharedMetrics
 from front.tokenizing import Tokenizing
-from python_backends.settings import Settings
+from python_backends.settings import ROOT, Settings
 from python_backends.watching.launcher_record import is_draining
 
 OPEN = ("/health",)  # without a key
@@ -72,6 +74,7 @@ class App:
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
+        files = Files(ROOT / settings.front.directory / "files")
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [
             Route("/", self._root),
@@ -85,6 +88,7 @@ class App:
             Route("/detokenize", self._apart(tokenizing.detokenize), methods=["POST"]),
             Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
             *self._live.routes,
+            *FileRoutes(files).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)

@@ -78,6 +78,7 @@ def test_what_is_learned_goes_to_the_volume_for_what_outlives_a_container(name: 
     overrides = dict(words[i + 1].partition("=")[::2] for i, word in enumerate(words) if word == "--set")
     settings = load(ROOT / "gapless.toml", overrides)
     assert directory_of(settings).parent == Path("/data")
+    assert settings.front.port == 0 or settings.front.directory == "/data/front"
     assert "install -d -o gapless -g gapless /data" in written, "who runs there may write to it"
 
 

@@ -142,7 +142,10 @@ class Front:
         port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
         settings = Settings(
-            model=ModelSettings(directory=str(model)), front=FrontSettings(allowed_origins=ORIGIN, demo=demo)
+            model=ModelSettings(directory=str(model)),
+            front=FrontSettings(
+                allowed_origins=ORIGIN, demo=demo, directory=str(run_directory / "front directory")
+            ),
         )
         self.board = Board()
         self.model = Model(settings, self.board)

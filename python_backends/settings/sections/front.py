@@ -18,6 +18,11 @@ class FrontSettings:
         1,
         16,
     )
+    directory: str = setting(
+        "run/front",
+        "what outlives the front: uploaded files, and batches with their answers (docs/jobs.md); relative to"
+        " this folder",
+    )
     api_keys: str = setting(
         "",
         "file with the keys that clients of /v1 may have, one in each line, relative to this folder;"

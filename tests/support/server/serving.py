@@ -45,7 +45,10 @@ class Gapless:
         self.learned = self._learned.name
         names = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
         given = dict(zip(names, ports, strict=True))
-        learned = {"prediction.directory": self._learned.name}
+        learned = {
+            "prediction.directory": self._learned.name,
+            "front.directory": f"{self._learned.name}/front",
+        }
         settings = {**given, "model.directory": "bundled", **learned, **settings}
         self.http_port, self.grpc_port, self.metrics_port, self.front_port = ports
         command = [*prefix, sys.executable, "-m", "commands.serve"]

@@ -1,0 +1,1 @@
+"""Files that clients upload: training data, and requests of batches; and what batches have answered."""
