@@ -18,6 +18,7 @@ from front.fields import read_ask
 from front.guided.choice import NONE
 from front.guided.choice import of_openai as choice_of
 from front.guided.guide import named
+from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.messages import plain_messages
 from front.model import Model
@@ -50,6 +51,7 @@ class Chat(Answering):
             choice,
             calls_one=ask.parallel_tool_calls is False,
             strict=strict_of(ask.tools or ()),
+            inputs=inputs_of(ask.tools or ()),
             text=wanted(ask.response_format, "response_format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)

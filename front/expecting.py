@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from client.wire import Message
 from front.guided.choice import REQUIRED, Choice
 from front.guided.guide import Guide
 from front.guided.wanted import Wanted
-from front.guided.writing import call_form, may_call, must_call, text_of, text_or_calls
+from front.guided.writing import Inputs, call_form, may_call, must_call, text_of, text_or_calls
 from front.model import Model
 from front.parts.answer import Shape
 from front.parts.formats import Format
@@ -24,12 +24,15 @@ from python_backends.text.door.chat import Extras
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request says about its answer. `strict`: names of the tools whose schemas calls must follow."""
+    """What a request says about its answer. `strict`: names of the tools whose schemas calls must follow;
+    `inputs`: what the arguments of those with grammars must be, by their names.
+    """
 
     tools: Sequence[Tool]
     choice: Choice
     calls_one: bool = False
     strict: frozenset[str] = frozenset()
+    inputs: Inputs = field(default_factory=dict)
     text: Wanted | None = None
     choice_field: str = "tool_choice"
 
@@ -53,13 +56,14 @@ def shape_of(
         open_one = ""
     guided = Shape(form, replace(expected, open_thought=open_one), in_letters=True)
     if must:
-        return guided, must_call(form, callable_tools, wish.calls_one, open_one, wish.choice_field)
+        asked = wish.choice_field
+        return guided, must_call(form, callable_tools, wish.calls_one, open_one, asked, wish.inputs)
     if wish.text is not None and callable_tools:
-        return guided, text_or_calls(form, callable_tools, wish.text, wish.calls_one, open_one)
+        return guided, text_or_calls(form, callable_tools, wish.text, wish.calls_one, open_one, wish.inputs)
     if wish.text is not None:
         return guided, text_of(form, wish.text, open_one)
-    if form.call[0] and not wish.strict.isdisjoint(schemas):
-        return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, "tools")
+    if form.call[0] and not {*wish.strict, *wish.inputs}.isdisjoint(schemas):
+        return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, "tools", wish.inputs)
     return Shape(model.form, expected), None
 
 

@@ -13,6 +13,9 @@ from front.guided.wanted import OBJECT, Wanted
 from front.parts import formats
 from front.tools import Tool
 
+Inputs = Mapping[str, Format]  # what the arguments of some tools must be, by the tools' names
+
+NO_INPUTS: Inputs = {}
 SPACES = {"type": "regex", "pattern": r"\s{0,2}"}
 
 
@@ -25,24 +28,34 @@ def call_form(form: formats.Format | None, is_visible: bool) -> formats.Format:
 
 
 def must_call(
-    form: formats.Format, tools: Sequence[Tool], calls_one: bool, open_thought: str, field: str
+    form: formats.Format,
+    tools: Sequence[Tool],
+    calls_one: bool,
+    open_thought: str,
+    field: str,
+    inputs: Inputs = NO_INPUTS,
 ) -> Guide:
     """The answer is a call, or several. `form`: of `call_form`."""
-    return tagged(_behind_thoughts(form, open_thought, _calls(form, tools, calls_one)), field)
+    return tagged(_behind_thoughts(form, open_thought, _calls(form, tools, calls_one, inputs)), field)
 
 
 def text_or_calls(
-    form: formats.Format, tools: Sequence[Tool], found: Wanted, calls_one: bool, open_thought: str
+    form: formats.Format,
+    tools: Sequence[Tool],
+    found: Wanted,
+    calls_one: bool,
+    open_thought: str,
+    inputs: Inputs = NO_INPUTS,
 ) -> Guide:
     """The answer is a text of a format, or calls."""
-    either = {"type": "or", "elements": [_calls(form, tools, calls_one), found.form]}
+    either = {"type": "or", "elements": [_calls(form, tools, calls_one, inputs), found.form]}
     return tagged(_behind_thoughts(form, open_thought, either), found.field)
 
 
-def _calls(form: formats.Format, tools: Sequence[Tool], calls_one: bool) -> Format:
+def _calls(form: formats.Format, tools: Sequence[Tool], calls_one: bool, inputs: Inputs) -> Format:
     return {
         "type": "tags_with_separator",
-        "tags": [_tag(form, tool, None) for tool in tools],
+        "tags": [_tag(form, tool, None, inputs) for tool in tools],
         "separator": "\n",
         "at_least_one": True,
         "stop_after_first": calls_one,
@@ -50,15 +63,20 @@ def _calls(form: formats.Format, tools: Sequence[Tool], calls_one: bool) -> Form
 
 
 def may_call(
-    form: formats.Format, tools: Sequence[Tool], strict: Collection[str], calls_one: bool, field: str
+    form: formats.Format,
+    tools: Sequence[Tool],
+    strict: Collection[str],
+    calls_one: bool,
+    field: str,
+    inputs: Inputs = NO_INPUTS,
 ) -> Guide:
     """The arguments of calls follow the schemas of tools that are `strict`, by their names; those of others
-    are any object. `form`: of `call_form`, with a mark.
+    that have no `inputs` are any object. `form`: of `call_form`, with a mark.
     """
     tags = {
         "type": "triggered_tags",
         "triggers": [form.call[0]],
-        "tags": [_tag(form, tool, strict) for tool in tools],
+        "tags": [_tag(form, tool, strict, inputs) for tool in tools],
         "stop_after_first": calls_one,
     }
     return tagged(tags, field)
@@ -83,7 +101,7 @@ def _any(begin: str, end: str) -> Format:
     return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
 
 
-def _tag(form: formats.Format, tool: Tool, strict: Collection[str] | None) -> Format:
+def _tag(form: formats.Format, tool: Tool, strict: Collection[str] | None, inputs: Inputs) -> Format:
     """One call. `strict`: None: all are."""
     name = tool["function"]["name"]
     begin, end = (f"{form.call[0]}\n", f"\n{form.call[1]}") if form.call[0] else ("", "")
@@ -92,6 +110,6 @@ def _tag(form: formats.Format, tool: Tool, strict: Collection[str] | None) -> Fo
     return {
         "type": "tag",
         "begin": f'{begin}{{"name": {json.dumps(name)}, "arguments": ',
-        "content": {"type": "json_schema", "json_schema": schema},
+        "content": inputs.get(name) or {"type": "json_schema", "json_schema": schema},
         "end": f"}}{end}",
     }

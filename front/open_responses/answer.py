@@ -15,6 +15,7 @@ from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.fitting import fitted
 from front.guided.guide import named
+from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.model import Model
 from front.open_responses.asks import ResponsesAsk, check
@@ -52,6 +53,7 @@ class Answer:
             ask.choice,
             calls_one=ask.parallel_tool_calls is False,
             strict=strict_of(ask.given_tools),
+            inputs=inputs_of(ask.given_tools),
             text=wanted((ask.text or {}).get("format"), "text.format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)

@@ -8,8 +8,8 @@ from typing import Any
 
 from front.open_responses.asks import ResponsesAsk
 from front.open_responses.turns import OURS
-from front.parts.chat import input_of
 from front.parts.events import Arguments, Begun, Event, Text, Thought
+from front.parts.input import Input
 from front.tools import custom_of, namespaces_of
 
 Named = tuple[str, dict[str, Any]]  # an event's name without "response.", and its fields
@@ -150,25 +150,27 @@ class FunctionCall(Item):
 
 
 class CustomCall(FunctionCall):
-    """A call of a custom tool: what it is called with is a text, which comes whole."""
+    """A call of a custom tool: its one argument is a text."""
 
     prefix = "ctc"
     kind = "custom_tool_call"
 
+    def __init__(self, name: str, namespace: str | None) -> None:
+        super().__init__(name, namespace)
+        self._input = Input()
+
     def _delta(self, text: str, scores: Scores) -> list[Named]:
-        return []
+        return self._told(self._input.add(text))
 
     def ended(self) -> list[Named]:
-        given = self._input
-        delta = [("custom_tool_call_input.delta", {"delta": given})] if given else []
-        return [*delta, ("custom_tool_call_input.done", {"input": given})]
+        told = self._told(self._input.end())
+        return [*told, ("custom_tool_call_input.done", {"input": self._input.text})]
 
     def whole(self, status: str) -> dict[str, Any]:
-        return {"id": self.id, "type": self.kind, **self._head, "input": self._input}
+        return {"id": self.id, "type": self.kind, **self._head, "input": self._input.text}
 
-    @property
-    def _input(self) -> str:
-        return input_of(self.text)
+    def _told(self, text: str) -> list[Named]:
+        return [("custom_tool_call_input.delta", {"delta": text})] if text else []
 
 
 class Kinds:

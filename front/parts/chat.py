@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import string
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from front.parts.events import Arguments, Begun, Ended, Event, Text, Thought
+from front.parts.input import Input
 
 LETTERS = string.ascii_letters + string.digits
 NUM_LETTERS = 9  # as Mistral's templates want them
@@ -76,12 +76,7 @@ class ChatParts:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         if name not in self._custom:
             return call
-        return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
-
-
-def input_of(arguments: str) -> str:
-    """Returns the text that a custom tool is called with; `arguments` if it is not there as it should be."""
-    try:
-        return str(json.loads(arguments)["input"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return arguments
+        given = Input()
+        given.add(arguments)
+        given.end()
+        return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": given.text}}
