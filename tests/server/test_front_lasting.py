@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import openai
 import psutil
 import pytest
@@ -26,6 +27,19 @@ CASES: list[dict[str, Any]] = [  # each asked as a stream and as a whole answer
     {"temperature": 1.0, "seed": 8, "n": 3},
     {"temperature": 0.7, "seed": 2, "logprobs": True, "top_logprobs": 2},
 ]
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "array", "items": {"enum": [True, False, None, "a"]}, "minItems": 2, "maxItems": 4},
+    "minItems": 20,
+    "maxItems": 24,
+    "x-guidance": {"whitespace_pattern": ""},  # its tokens are for the JSON
+}
+GUIDED: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 6,
+    "n": 4,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "lists", "schema": SCHEMA}},
+}
 NAME = "model"
 PROCESSES = ("tritonserver", "scheduler", "tokenizer", "detokenizer", "instance")
 
@@ -67,7 +81,8 @@ def chat(sdk: openai.OpenAI, number: int, case: dict[str, Any], counter: Counter
     """The choices of a streamed chat: text, tokens with their log-probabilities, and reason."""
     made: dict[int, list[Any]] = {}
     messages = [{"role": "user", "content": f"{number}"}]
-    for chunk in sdk.chat.completions.create(model=NAME, messages=messages, stream=True, **case, **LONG):
+    fields = {"max_tokens": 500} if case is GUIDED else LONG
+    for chunk in sdk.chat.completions.create(model=NAME, messages=messages, stream=True, **case, **fields):
         for choice in chunk.choices:
             text, scores, _ = made.setdefault(choice.index, ["", [], None])
             text += choice.delta.content or ""
@@ -140,6 +155,7 @@ def message(sdk: openai.OpenAI, number: int, case: dict[str, Any], counter: Coun
 
 REQUESTS = [(ask, case) for ask in (chat, whole_chat, completion) for case in CASES]
 REQUESTS += [(ask, CASES[0]) for ask in (response, message)]
+REQUESTS += [(chat, GUIDED)]
 
 
 def begin(sdk: openai.OpenAI, pool: ThreadPoolExecutor, counter: Counter) -> list[Future[list[Any]]]:
@@ -155,6 +171,15 @@ def expected(sdk: openai.OpenAI) -> list[list[Any]]:
     """Without a kill."""
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         return results(begin(sdk, pool, Counter()))
+
+
+def test_four_answers_of_one_request_follow_its_schema(expected: list[list[Any]]) -> None:
+    """Those that the kills below must not change."""
+    four = expected[REQUESTS.index((chat, GUIDED))]
+    assert [reason for _, _, reason in four] == ["stop"] * 4
+    for text, _, _ in four:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert len({text for text, _, _ in four}) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
