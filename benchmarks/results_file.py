@@ -41,6 +41,12 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "front_cost": (*SERVED, "front", "benchmarks/triton_cost.py"),
     "gpu": (*SERVED, "benchmarks/coserving", "benchmarks/migration"),
     "gpu_floor": ("python_backends/engine", "benchmarks/gpu"),
+    "guided_cost": (
+        "python_backends",
+        "front/guided",
+        "benchmarks/triton_cost.py",
+        "benchmarks/real_prompts",
+    ),
     "host_time": ("python_backends",),
     "lengths": PREDICTED,
     "magnus": ("python_backends", "models/bundled"),

@@ -33,6 +33,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "drift": (),
     "agreement": (),
     "front_cost": ("--part", "toy"),
+    "guided_cost": (),
     "finetuning_memory": (),
     "finetuning_speed": (),
     "magnus": ("--simulate", "20,0.05,0.2"),

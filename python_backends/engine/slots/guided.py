@@ -23,7 +23,7 @@ from python_backends.engine.device import on_the_way, to_device
 from python_backends.engine.slots.allowed import Allowed
 from python_backends.guides.errors import GuideError
 from python_backends.guides.guides import Guides
-from python_backends.guides.matcher import Matcher, num_words
+from python_backends.guides.matcher import Matcher, fill, num_words, take
 from python_backends.nouns.request import Finish, ModelLimits
 from python_backends.nouns.step import Admit
 
@@ -74,11 +74,12 @@ class GuidedSlots:
         self._take_chosen()
         answers = [self._answers[slot] for slot in slots.tolist()]
         masks: NDArray[np.int32] = np.zeros((len(answers), num_words(self._vocab_size)), np.int32)
-        for mask, answer in zip(masks, answers, strict=True):
-            if answer.has_ended:
-                mask[:] = -1  # its row is computed, and dropped
-            elif answer.matcher is not None:
-                answer.matcher.fill(mask)
+        masks[[answer.has_ended for answer in answers]] = -1  # their rows are computed, and dropped
+        found = {row: each.matcher for row, each in enumerate(answers) if each.matcher and not each.has_ended}
+        if found:
+            words = np.empty((len(found), masks.shape[1]), np.int32)
+            fill(list(found.values()), words)
+            masks[list(found)] = words
         self._choosing = host_rows, answers
         return Allowed(rows, to_device(masks.view(np.uint8), self._device))
 
@@ -91,9 +92,15 @@ class GuidedSlots:
     def _take_chosen(self) -> None:
         while self._chosen:
             step = self._chosen.popleft()
-            tokens, finishes = step.arrive().numpy()
-            for row, answer in zip(step.rows.tolist(), step.answers, strict=True):
-                _take(answer, int(tokens[row]), int(finishes[row]))
+            tokens, finishes = step.arrive().numpy()[:, step.rows].tolist()
+            for answer, finish in zip(step.answers, finishes, strict=True):
+                answer.has_ended |= finish != Finish.RUNNING
+            going = [
+                (answer.matcher, token)
+                for answer, token in zip(step.answers, tokens, strict=True)
+                if answer.matcher and not answer.has_ended
+            ]
+            take(going)
 
     def _matcher(self, admit: Admit) -> Matcher | None:
         output = admit.tokens[admit.num_prompt_tokens :].tolist()
@@ -103,10 +110,3 @@ class GuidedSlots:
         except GuideError as error:
             log.warning("slot %d: its guide can't be followed, so its request fails: %s", admit.slot, error)
             return None
-
-
-def _take(answer: _Answer, token: int, finish: int) -> None:
-    if finish != Finish.RUNNING:
-        answer.has_ended = True
-    elif answer.matcher is not None and not answer.has_ended:
-        answer.matcher.take([token])

@@ -1,0 +1,249 @@
+"""What guides cost: tokens per second where every answer follows one, compared with the same work where none
+does, and the time to compile them.
+
+    python -m benchmarks.guided_cost --json benchmarks/results/guided_cost.json
+
+The instance's loop without Triton, closed loop, 16 in flight, greedy. Every answer has as many tokens as
+without a guide: the schemas ask for lists that are longer than that. `S` and `M` have random weights and the
+lengths of `workload.json`, its first requests. Another name is that of a checkpoint, as in `model.directory`
+(`auto`: SmolLM2); it gets prompts of `real_prompts` by its chat template, and gives answers of 100 tokens.
+One of many tools must be called, as `tool_choice: required` asks; they are not in the prompts, which are the
+same in all cases. The cases take turns; each round begins with another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.common.command_line import command_line
+from benchmarks.common.models import SHAPES, make_model
+from benchmarks.common.work import Job, Work, load_work
+from benchmarks.real_prompts.prompts import read_prompts
+from benchmarks.results_file import table, write_result
+from benchmarks.triton_cost import make_tokenizer
+from commands.model import located
+from front.guided.writing import call_form, must_call
+from front.tools import Tool
+from python_backends.guides.grammars import grammar_of
+from python_backends.guides.guides import Guides
+from python_backends.instance.build import build, start_guides
+from python_backends.instance.loop import Instance, Parts
+from python_backends.nouns.messages import FromInstance, Submit
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import Tokens
+from python_backends.scheduling.slot_scheduler import SlotScheduler
+from python_backends.settings import EngineSettings, ModelSettings, Settings
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.door.chat_template import template_of
+from python_backends.text.door.encoder import PromptEncoder
+from python_backends.text.vocabulary import vocabulary_of
+
+NUM_TOOLS = (1, 50, 500)
+NUM_JOBS, NUM_TOKENS, IN_FLIGHT = 24, 100, 16
+NUM_QUICK, QUICK_TOKENS = 3, 12
+MOST_TOKENS = 1024  # of a prompt with its answer
+PLAIN = "no guide"
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+def listed(item: dict[str, Any]) -> dict[str, Any]:
+    """More items than an answer has tokens."""
+    return {"type": "array", "items": item, "minItems": 200}
+
+
+RECORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["person", "place", "thing"]},
+        "since": {"type": "integer", "minimum": 1900, "maximum": 2100},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,8}$"}, "maxItems": 3},
+        "is_open": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "since", "tags", "is_open"],
+    "additionalProperties": False,
+}
+
+
+def tools(count: int) -> list[Tool]:
+    return [{"type": "function", "function": function(number)} for number in range(count)]
+
+
+def function(number: int) -> dict[str, Any]:
+    fields = {
+        "city": {"type": "string", "maxLength": 12},
+        f"of_{number}": listed({"type": "integer"}),
+    }
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"name": f"tool_{number}", "parameters": schema}
+
+
+def grammars(counts: Sequence[int]) -> dict[str, str]:
+    """By case."""
+    found = {PLAIN: "", "JSON of a schema": grammar_of("json_schema", json.dumps(listed(RECORD)))}
+    for count in counts:
+        guide = must_call(call_form(None, False), tools(count), True, "", "tools")
+        found[f"one of {count} tools"] = grammar_of(guide.kind, guide.guide)
+    return found
+
+
+class Served:
+    """An instance's loop over one model, which follows guides."""
+
+    def __init__(self, directory: str, dtype: str) -> None:
+        model = ModelSettings(directory=directory, dtype=dtype, max_model_tokens=MOST_TOKENS)
+        self._settings = located(Settings(model=model, engine=EngineSettings(slots=IN_FLIGHT)))
+        scheduler, self._engine = build(self._settings)
+        self.limits = scheduler.limits
+        self.checkpoint = read_checkpoint(self._settings.model_directory)
+        self._guided = start_guides(self._settings, scheduler, self._engine, lambda: None)
+
+    def run(self, work: Work, grammar: str) -> float:
+        """Returns tokens per second. Raises RuntimeError if an answer has fewer tokens than wanted."""
+        scheduler = SlotScheduler(self.limits, self._settings.engine.token_budget)  # no earlier prefixes
+        clients = Clients(work, grammar, self.checkpoint.eos_ids if grammar else ())
+        ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
+        instance = Instance(scheduler, self._engine, clients, lambda _: None, ahead, parts)
+        began_s = time.perf_counter()
+        while clients.num_ended < len(work.jobs):
+            instance.turn()
+        took_s = time.perf_counter() - began_s
+        wanted = sum(job.max_tokens for job in work.jobs)
+        if clients.num_tokens != wanted:
+            raise RuntimeError(f"{clients.num_tokens} tokens instead of {wanted}: an answer ended early")
+        return wanted / took_s
+
+    def compile_ms(self, grammar: str) -> float:
+        """By one that knows the vocabulary and no grammar."""
+        guides = Guides(partial(vocabulary_of, self.checkpoint, self.limits.vocab_size))
+        guides.check(grammar_of("regex", "a"))
+        began_s = time.perf_counter()
+        guides.check(grammar)
+        return (time.perf_counter() - began_s) * 1e3
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Clients:
+    """Replaces the instance's link: a closed loop of answers that follow `grammar`, if it is not empty."""
+
+    def __init__(self, work: Work, grammar: str, stop_ids: Sequence[int]) -> None:
+        self.num_tokens = self.num_ended = self._num_asked = 0
+        self._work, self._grammar, self._stop_ids = work, grammar, tuple(stop_ids)
+
+    def receive(self, timeout_s: float) -> list[Submit]:
+        free = self._work.in_flight - (self._num_asked - self.num_ended)
+        return [self._submit() for _ in range(min(free, len(self._work.jobs) - self._num_asked))]
+
+    def publish(self, messages: Sequence[FromInstance]) -> None:
+        for message in messages:
+            if isinstance(message, Tokens):
+                self.num_tokens += len(message.tokens)
+                self.num_ended += int(np.count_nonzero(message.finishes))
+
+    def _submit(self) -> Submit:
+        job = self._work.jobs[self._num_asked]
+        sampling = Sampling(job.max_tokens, grammar=self._grammar, stop_ids=self._stop_ids)
+        self._num_asked += 1
+        return Submit(Request(self._num_asked, np.array(job.prompt, np.int32), sampling), NO_TOKENS, 0)
+
+
+def random_work(is_quick: bool) -> Work:
+    work = load_work(is_quick)
+    return replace(work, jobs=work.jobs[: NUM_QUICK if is_quick else NUM_JOBS])
+
+
+def chats(served: Served, is_quick: bool) -> Work:
+    """As people write them."""
+    special, template = template_of(served.checkpoint)
+    if template is None:
+        raise SystemExit("--models: a checkpoint without a chat template gets no prompts")
+    encoder = PromptEncoder(served.checkpoint.tokenizer, special)
+    prompts = [encoder.encode(template.render(each.messages)).tolist() for each in read_prompts()[:NUM_JOBS]]
+    count = QUICK_TOKENS if is_quick else NUM_TOKENS
+    jobs = [Job(prompt[-MOST_TOKENS // 2 :], count) for prompt in prompts]
+    return Work(jobs[: NUM_QUICK if is_quick else NUM_JOBS], IN_FLIGHT, MOST_TOKENS)
+
+
+def measure(
+    model: str, served: Served, work: Work, rounds: int, counts: Sequence[int]
+) -> list[dict[str, Any]]:
+    found = grammars(counts)
+    cases = list(found)
+    speeds: dict[str, list[float]] = {case: [] for case in cases}
+    compiled: dict[str, list[float]] = {case: [] for case in cases}
+    with tqdm(total=(rounds + 1) * len(cases), desc=model, unit="pass", disable=None) as bar:
+        for number in range(rounds + 1):
+            for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]]:
+                tok_s = served.run(work, found[case])
+                bar.update()
+                if number:  # the first round warms up
+                    speeds[case].append(tok_s)
+                    compiled[case] += [served.compile_ms(found[case])] if found[case] else []
+    return [row_of(model, case, speeds, compiled[case]) for case in cases]
+
+
+def row_of(
+    model: str, case: str, speeds: dict[str, list[float]], compiled: Sequence[float]
+) -> dict[str, Any]:
+    ratios = [mine / plain for mine, plain in zip(speeds[case], speeds[PLAIN], strict=True)]
+    return {
+        "model": model,
+        "guide": case,
+        "tok_s": round(float(np.median(speeds[case])), 1),
+        "of no guide": round(float(np.median(ratios)), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+        "compile_ms": round(float(np.median(compiled)), 1) if compiled else "",
+    }
+
+
+@cache
+def words() -> str:
+    """A vocabulary as large as that of the shapes, of what programs are written in."""
+    with tempfile.TemporaryDirectory() as directory:
+        make_tokenizer(Path(directory))
+        return (Path(directory) / "tokenizer.json").read_text()
+
+
+def measured(model: str, dtype: str, rounds: int, is_quick: bool) -> list[dict[str, Any]]:
+    counts = NUM_TOOLS[:2] if is_quick else NUM_TOOLS
+    with tempfile.TemporaryDirectory() as directory:
+        if model in SHAPES:
+            make_model(model, dtype, Path(directory))
+            (Path(directory) / "tokenizer.json").write_text(words())
+        with contextlib.closing(Served(directory if model in SHAPES else model, dtype)) as served:
+            work = random_work(is_quick) if model in SHAPES else chats(served, is_quick)
+            return measure(model, served, work, rounds, counts)
+
+
+def main() -> None:
+    parser = command_line(__doc__, quick="a few short answers, one round: does it run at all?")
+    parser.add_argument(
+        "--models", help=f"of {', '.join(SHAPES)}, and checkpoints; S,M,auto, where auto is SmolLM2"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    asked = parser.parse_args()
+    models = (asked.models or ("bundled" if asked.quick else "S,M,auto")).split(",")
+    rounds = 1 if asked.quick else asked.rounds
+    rows = [row for model in models for row in measured(model, asked.dtype, rounds, asked.quick)]
+    if asked.json:
+        write_result(asked.json, {"rounds": rounds, "dtype": asked.dtype, "rows": rows})
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
