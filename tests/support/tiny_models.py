@@ -378,7 +378,7 @@ class TinyModel:
         """
         tokens = torch.tensor([[*request.prompt.tolist(), *answer]])
         with torch.no_grad():
-            logits = self.model(tokens).logits[0, len(request.prompt) - 1 : -1].float()
+            logits = self.model(tokens, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
         chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
         return float(((logits.max(1).values - chosen) / logits.std(1)).mean())
 
