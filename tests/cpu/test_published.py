@@ -114,6 +114,7 @@ def as_directory(read: Read, directory: Path) -> Path:
     """The model as transformers publishes it, in float32."""
     read.tokenizer.save_pretrained(directory)
     config = read.model.config.to_dict() | {"architectures": [type(read.model).__name__]}
+    del config["quantization_config"]  # of the GGUF file
     (directory / "config.json").write_text(json.dumps(config))
     weights = {name: each for name, each in read.model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
