@@ -68,11 +68,12 @@ class Answering(ABC):
         return {**self._head, "choices": ordered, "usage": self._usage.plain()}
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Raises ProblemError."""
+        """The chunks of one piece are sent together. Raises ProblemError."""
         usage = {"usage": None} if self._ask.includes_usage else {}
         async for number, piece in self._came:
             self._usage.add(number, piece)
-            for choice in self.chunks(number, piece):
-                yield event({**self._head, "choices": [choice], **usage})
+            made = [{**self._head, "choices": [choice], **usage} for choice in self.chunks(number, piece)]
+            if made:
+                yield b"".join(map(event, made))
         if self._ask.includes_usage:
             yield event({**self._head, "choices": [], "usage": self._usage.plain()})

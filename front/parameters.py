@@ -30,7 +30,6 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parame
         **given,
         "max_tokens": UNTIL_THE_CONTEXT_ENDS if max_tokens is None else _at_least_one(max_tokens),
         "return_num_input_tokens": True,
-        "return_num_output_tokens": True,
     }
     if adapter:
         made["lora_name"] = adapter

@@ -166,7 +166,6 @@ def test_fields_arrive_as_the_ensemble_calls_them(sdk: openai.OpenAI, ensemble: 
             "stream": True,
             "return_output_ids": True,
             "return_num_input_tokens": True,
-            "return_num_output_tokens": True,
         },
         **{"max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_p": 0.125},
         **{"seed": (1 << 64) - 1, "stop_words": ("\n",), "stop_token_ids": (3,), "bad_words": ("x",)},
