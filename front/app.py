@@ -24,6 +24,7 @@ from front.errors import ProblemError, json_response
 from front.failures import HANDLERS, failure
 from front.files.routes import FileRoutes
 from front.files.store import Files
+from front.fine_tuning.routes import FineTuningRoutes
 from front.health import Health
 from front.keys import Keys, key_in
 from front.live.page import is_wanted, page
@@ -89,6 +90,7 @@ class App:
             Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
             *self._live.routes,
             *FileRoutes(files).routes,
+            *FineTuningRoutes(settings, model, files, self._bodies).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)

@@ -131,6 +131,12 @@ def is_of_the_adapter(said: str) -> None:
     assert "\nno_comments: " in said
 
 
+def is_of_the_job(said: str) -> None:
+    *events, answer = said.splitlines()
+    assert "succeeded" in events
+    assert answer.startswith("shout@1: ")
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "anthropic_tool.py": is_a_call_with_an_answer,
     "batch.py": has_eight_answers,
@@ -138,6 +144,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "chat_stream.py": has_usage,
     "curl.sh": has_three_answers,
     "finetune.py": is_of_the_adapter,
+    "finetune_http.py": is_of_the_job,
     "json_schema.py": is_a_city,
     "move_request.py": has_moved,
     "tool_chat.py": is_a_call_with_an_answer,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 from safetensors.numpy import load_file
 
@@ -216,3 +217,33 @@ def test_submit_watches_a_job_to_its_end(gapless: Gapless, jobs_directory: Path,
     assert (job / "loss.svg").exists()
     shown = finetune(jobs_directory, "list").stdout
     assert f"{job.name}  succeeded" in shown
+
+
+def test_openais_client_alone_trains_a_model_and_asks_it(
+    gapless: Gapless, jobs_directory: Path, data: Path, adapters: Path
+) -> None:
+    """From the upload to an answer, which is PEFT's; then the model is removed."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{gapless.front_port}/v1", api_key="none") as client:
+        file = client.files.create(file=data, purpose="fine-tune")
+        given: Any = {"n_epochs": 2, "batch_size": 4, "learning_rate_multiplier": 5, "rank": 4}
+        job = client.fine_tuning.jobs.create(
+            model="bundled", training_file=file.id, suffix="loud", hyperparameters=given, seed=3
+        )
+        assert job.status in ("queued", "running")
+        wait_for(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "succeeded", 120)
+        job = client.fine_tuning.jobs.retrieve(job.id)
+        assert job.fine_tuned_model == "loud@1"
+        assert "loud" in {model.id for model in client.models.list()}
+        assert client.fine_tuning.jobs.list_events(job.id).data[0].message == "succeeded"
+        last = client.fine_tuning.jobs.checkpoints.list(job.id).data[0]
+        assert (last.step_number, last.fine_tuned_model_checkpoint) == (30, "loud@1")
+        answer = client.completions.create(
+            model=job.fine_tuned_model, prompt="Shout: read all lines", max_tokens=20, temperature=0
+        )
+        text = text_of_peft(adapters / "loud/1", "Shout: read all lines", 20)
+        assert answer.choices[0].text == text[: len(answer.choices[0].text)]
+        assert answer.choices[0].text
+        client.models.delete("loud")
+        wait_for(lambda: "loud" not in {model.id for model in client.models.list()}, 30)
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="loud", prompt="Shout: read", max_tokens=1)

@@ -135,8 +135,15 @@ class Front:
     """A front over a stand-in ensemble, until it is closed."""
 
     def __init__(
-        self, ensemble: Ensemble, model: Path, run_directory: Path, keys: Keys, demo: bool = False
+        self,
+        ensemble: Ensemble,
+        model: Path,
+        run_directory: Path,
+        keys: Keys,
+        demo: bool = False,
+        **sections: Any,
     ) -> None:
+        """`sections`: of the settings, besides those that a front of the tests has."""
         self._grpc = grpc.server(futures.ThreadPoolExecutor(16))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, self._grpc)
         port = self._grpc.add_insecure_port("127.0.0.1:0")
@@ -146,6 +153,7 @@ class Front:
             front=FrontSettings(
                 allowed_origins=ORIGIN, demo=demo, directory=str(run_directory / "front directory")
             ),
+            **sections,
         )
         self.board = Board()
         self.model = Model(settings, self.board)

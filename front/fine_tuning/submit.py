@@ -1,0 +1,75 @@
+"""Makes a job by the command line, in a process of its own: it encodes every line of the training file, and
+needs libraries that the front leaves out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from front.errors import INVALID, ProblemError
+from front.fine_tuning.asks import FIELDS
+from python_backends.settings import ROOT, Settings
+
+log = logging.getLogger("gapless.front")
+
+OPTION = re.compile(r"--([a-z-]+)(?= )")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # the engine has the processors
+
+
+class Submitting:
+    """One after the other."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = list(_words_of(settings))
+        self._turn = asyncio.Lock()
+
+    async def submit(self, training_file: Path, options: list[str]) -> dict[str, Any]:
+        """Returns the fields of the new job. Raises ProblemError."""
+        words = ["submit", str(training_file), "--detach", "--json", *options]
+        async with self._turn:
+            process = await asyncio.create_subprocess_exec(
+                *("nice", "-n", "10", sys.executable, "-m", "commands.finetune", *self._settings, *words),
+                cwd=ROOT,
+                env={**os.environ, **ONE_THREAD},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            said, errors = await process.communicate()
+        if process.returncode != 0:
+            raise _problem(errors.decode(errors="replace"), training_file)
+        fields: dict[str, Any] = msgspec.json.decode(said)
+        return fields
+
+
+def _words_of(settings: Settings) -> Iterator[str]:
+    for section, values in dataclasses.asdict(settings).items():
+        for name, value in values.items():
+            text = str(value).lower() if isinstance(value, bool) else value
+            yield from ("--set", f"{section}.{name}={text}")
+
+
+def _problem(errors: str, training_file: Path) -> ProblemError:
+    lines = errors.strip().splitlines()
+    if not lines or "Traceback" in errors:
+        log.error("a job could not be made: %s", errors)
+        said = "the job could not be made; the log of the front says more"
+        return ProblemError(500, said, "failed", kind="server_error")
+    said = lines[-1]
+    if said.startswith(f"{training_file}: "):
+        said = said.removeprefix(f"{training_file}: ")
+        return ProblemError(400, f"training_file: {said}", "invalid_training_file", "training_file")
+    if (found := OPTION.match(said)) is not None and found[1] in FIELDS:
+        name = FIELDS[found[1]]
+        return ProblemError(400, f"{name} = {said[found.end() + 1 :]}", INVALID, name)
+    return ProblemError(400, said, INVALID)
