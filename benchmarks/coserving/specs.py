@@ -46,7 +46,6 @@ def settings_of(model: Model, spec: Spec, slo_s: float = 0.1) -> Settings:
             kv_memory_gib=KV_GIB,
             threads=spec.threads,
             steps_ahead=0,
-            fused_layers="off",  # layers in C++ train nothing
         ),
         finetuning=replace(finetuning, tpot_ms=slo_s * 1000),
     )

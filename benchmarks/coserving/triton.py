@@ -46,7 +46,6 @@ def through_triton(
             "model.dtype": model.dtype,
             "model.max_model_tokens": str(MAX_MODEL_TOKENS),
             "engine.kind": "torch",
-            "engine.fused_layers": "off",  # layers in C++ train nothing
             "engine.slots": str(SLOTS),
             "finetuning.tpot_ms": str(slo_s * 1e3),
             "finetuning.directory": directory,

@@ -9,7 +9,7 @@ them in this process.
     python -m commands.finetune export JOB DIRECTORY [--step 40]
 
 The server must have the same model.directory and finetuning.directory. It trains if it was started with
-make serve SET="engine.kind=torch adapters.directory=adapters". A job of --alone that was killed goes on with
+make serve SET=adapters.directory=adapters. A job of --alone that was killed goes on with
 --resume; one of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
 """
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-SERVE = 'make serve SET="engine.kind=torch adapters.directory=adapters"'  # a server that trains
+SERVE = "make serve SET=adapters.directory=adapters"  # a server that trains
 
 
 @contextlib.contextmanager

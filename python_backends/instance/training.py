@@ -35,6 +35,7 @@ from python_backends.settings import FinetuningSettings
 
 log = logging.getLogger("gapless.instance")
 
+NewSession = Callable[[AdapterShape, int], Session]
 WAITING = (Kind.WAIT, Kind.MEMORY)
 WAIT_S = 0.005  # while all jobs wait
 # A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
@@ -73,10 +74,10 @@ class Training(SpareWork):
         """
         self._engine, self._limits, self._settings, self._pool = engine, limits, settings, pool
         self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters, published)
-        self._offered: deque[tuple[Job, ExitStack, Prepared]] = deque()
+        self._offered: deque[tuple[Job, ExitStack, Prepared, NewSession]] = deque()
         self._running: list[_Running] = []
         self._current: _Running | None = None  # its mini-batch is computed
-        self._new_session: Callable[[AdapterShape, int], Session] | None = None
+        self._new_session: NewSession | None = None
         self._times: dict[Kind, PieceTime] = defaultdict(PieceTime)
         self._retry_s, self._stuck_s = RETRY_S, time.monotonic()
         self._slack_s = self._until_s = 0.0  # of the latest `work`, and when it ends
@@ -105,16 +106,18 @@ class Training(SpareWork):
 
     def offer(self, job: Job, lock: ExitStack) -> None:
         """`lock` is released when the job has ended here. The job's files are read and checked at once, in
-        the caller's thread; what the submitter has checked with its own settings may not fit here.
+        the caller's thread; what the submitter has checked with its own settings may not fit here. So are
+        weights that only training has, where no other job has them yet.
         """
         try:
             read = prepare(job)
             read.examples.check(self._limits.max_model_tokens, self._limits.vocab_size)
+            new_session = self._new_session or self._engine.start_training()
         except Exception as error:
             self._fail(job, error)
             lock.close()
             return
-        self._offered.append((job, lock, read))
+        self._offered.append((job, lock, read, new_session))
 
     def count_jobs(self, counts: tuple[int, ...]) -> None:
         """Of the job directory, in the order of JOB_STATUSES."""
@@ -149,15 +152,16 @@ class Training(SpareWork):
             each.trainer.save()
             self._files.writer.submit(each.job.say, "its instance ends")
         self._files.writer.shutdown()
-        for job_lock in [*(each.lock for each in self._running), *(lock for _, lock, _ in self._offered)]:
+        for job_lock in [*(each.lock for each in self._running), *(lock for _, lock, *_ in self._offered)]:
             job_lock.close()
 
     # --- jobs begin and end
 
     def _take_offered(self) -> None:
         while self._offered:
-            job, lock, read = self._offered[0]
+            job, lock, read, new_session = self._offered[0]
             try:
+                self._new_session = self._new_session or new_session
                 self._begin(job, lock, read)
             except Exception as error:
                 self._fail(job, error)
@@ -166,8 +170,7 @@ class Training(SpareWork):
             self._free_if_idle()
 
     def _begin(self, job: Job, lock: ExitStack, read: Prepared) -> None:
-        if self._new_session is None:
-            self._new_session = self._engine.start_training()
+        assert self._new_session is not None
         session = self._new_session(job.shape, int(job.fields["seed"]))
         files = replace(self._files, read=read)
         memory = PackMemory(session, self._pool)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from commands.finetune.alone import train
+from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.finetuning import pack_memory
@@ -43,6 +44,9 @@ from tests.support.tiny_models import VOCABULARY, TinyModel
 from tests.support.toy_engine import TOY
 
 NUM_REQUESTS = 12
+BY: dict[str, dict[str, Any]] = {"torch": {}}
+if library() is not None:
+    BY["layers"] = {"block_tokens": 32}
 WAIT_S = 120
 
 
@@ -148,13 +152,15 @@ def undisturbed(tiny: Callable[[str], TinyModel], tmp_path_factory: pytest.TempP
     return job
 
 
+@pytest.mark.parametrize("by", BY)
 def test_a_job_that_is_trained_while_serving_has_the_losses_of_one_alone_and_texts_stay_the_same(
-    one: TinyModel, undisturbed: Job, tmp_path: Path
+    one: TinyModel, undisturbed: Job, tmp_path: Path, by: str
 ) -> None:
-    idle = Server(one, tmp_path / "none")
+    idle = Server(one, tmp_path / "none", engine=BY[by])
     expected = served(idle)
     idle.close()
-    server, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
+    server, job = Server(one, tmp_path, engine=BY[by]), new_job(tmp_path, steps=12)
+    assert cast(Any, server.engine).has_layers == (by == "layers")
     assert served(server) == expected
     assert len(job.losses) > 0, "it was trained while requests decoded"
     server.train(job)
@@ -184,13 +190,19 @@ def test_other_work_may_stand_between_steps_as_well(one: TinyModel, undisturbed:
     assert other.count > before > 0
 
 
+@pytest.mark.parametrize(("by", "blocks"), [("torch", 80), *([("layers", 21)] if "layers" in BY else [])])
 def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
-    one: TinyModel, undisturbed: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: TinyModel,
+    undisturbed: Job,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+    blocks: int,
 ) -> None:
-    """Sixty-one of eighty blocks are borrowed; four requests need up to sixty-eight."""
+    """Most blocks are borrowed, and four requests need more than the others."""
     monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 1.0)
     few = {
-        "engine": {"kv_blocks": 80},
+        "engine": BY[by] | {"kv_blocks": blocks},
         "tpot_ms": 1.0,  # so the pack is not done before requests need its blocks
     }
     idle = Server(one, tmp_path / "none", **few)
@@ -288,11 +300,16 @@ def test_a_job_that_begins_has_its_place_already(
     assert isinstance(server.engine, Trains)
     start = server.engine.start_training
 
-    def look_meanwhile() -> Any:
-        server.watch.look()
-        return start()
+    def looking_meanwhile() -> Any:
+        new_session = start()
 
-    monkeypatch.setattr(server.engine, "start_training", look_meanwhile)
+        def look_meanwhile(*of: Any) -> Any:
+            server.watch.look()
+            return new_session(*of)
+
+        return look_meanwhile
+
+    monkeypatch.setattr(server.engine, "start_training", looking_meanwhile)
     server.watch.look()
     server.training.work(0.0, None)
     assert len(server.training._running) == 1
@@ -466,7 +483,7 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     while not (said := refusals(jobs_directory(own))):
         assert time.monotonic() < until_s
     watch.close()
-    assert 'make serve SET="engine.kind=torch' in said[0]
+    assert "make serve SET=adapters.directory=adapters" in said[0]
     refusing = JobWatch(tmp_path, None, said[0], lambda: None)
     with announced(tmp_path, ""):
         refusing.look()

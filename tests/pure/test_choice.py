@@ -18,7 +18,6 @@ from python_backends.settings import (
     ROOT,
     AdapterSettings,
     EngineSettings,
-    FinetuningSettings,
     ModelSettings,
     Settings,
     SettingsError,
@@ -122,27 +121,6 @@ def test_the_start_says_whether_layers_compute_the_model_and_why_not(
     choice = choose(Settings(model=ModelSettings(str(tmp_path), **settings)), flags)
     assert choice.settings.engine.kind == "torch"
     assert reason in choice.reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("adapters", "trains", "why"),
-    [
-        ("", True, ""),
-        ("adapters", True, "finetuning.enabled = true with adapters.directory: they train nothing"),
-        ("adapters", False, ""),
-    ],
-)
-def test_a_server_that_trains_adapters_has_no_layers_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapters: str, trains: bool, why: str
-) -> None:
-    monkeypatch.setattr(served, "is_kept", lambda: True)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    settings = Settings(
-        model=ModelSettings(str(tmp_path), dtype="bfloat16"),
-        adapters=AdapterSettings(adapters),
-        finetuning=FinetuningSettings(enabled=trains),
-    )
-    assert served.obstacle(settings, AVX2) == why
 
 
 def test_without_a_compiler_torchs_operators_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

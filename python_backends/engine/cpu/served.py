@@ -42,8 +42,6 @@ def _of_settings(settings: Settings) -> str:
         return f"model.device = {settings.model.device}"
     if settings.engine.block_tokens != BLOCK_TOKENS:
         return f"engine.block_tokens = {settings.engine.block_tokens}: they take {BLOCK_TOKENS}"
-    if settings.adapters.directory and settings.finetuning.enabled:
-        return "finetuning.enabled = true with adapters.directory: they train nothing"
     if settings.engine.fused_layers == "off":
         return "engine.fused_layers = off"
     if settings.engine.cuda_graphs != "auto":

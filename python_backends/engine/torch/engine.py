@@ -56,7 +56,7 @@ from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
 from python_backends.engine.torch.threads import Threads
-from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.guides.guides import Guides
@@ -75,10 +75,11 @@ class TorchEngine:
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
+        self._settings = settings
         facts = facts_of(settings)
         self.device = take_device(settings.model.device)
         layers_library = _library(settings)
-        # beside the layers, sampling is all that torch does, and two sets of threads would fight
+        # beside the layers, sampling is all that torch does in a step
         self._threads = _threads(settings.engine.threads if layers_library is None else 1, self.device)
         # parts of a product are added in float32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -91,12 +92,9 @@ class TorchEngine:
         weights = open_weights(settings, facts, self.device)
         self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
         description = describe(facts, weights, declared_tokens(settings, facts))
-        self.can_train = (
-            layers_library is None
-            and facts.experts is None
-            and _can_train(settings, self.device, self._kernels)
-        )
-        self._trainable = Trainable(facts, description) if self.can_train else None
+        self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
+        has_same_weights = self.can_train and layers_library is None  # training, as the steps
+        self._trainable = Trainable(facts, description) if has_same_weights else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
         shape = block_shape(settings, facts)
@@ -128,9 +126,11 @@ class TorchEngine:
 
     def _open_layers(self, packed: PackedModel, path: Path, shape: BlockShape, threads: int) -> None:
         """All steps are theirs."""
-        self.cache = KVCache(shape, self.limits.num_blocks, self.device)
+        # one for rows of padding, which training has
+        self.cache = KVCache(shape, self.limits.num_blocks + 1, self.device)
         self.state = SlotState(self.limits, self.device)
-        model = packed.open(path, self.cache, threads or usable_processors())
+        self._num_threads = threads or usable_processors()
+        model = packed.open(path, self.cache, self._num_threads)
         self._adapters = AdapterSlots()
         self._layer_steps = LayerSteps(self.state, model, self._adapters)
         self._show_blocks(shape)
@@ -197,7 +197,9 @@ class TorchEngine:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         if self._layer_steps is not None:
+            torch.set_num_threads(1)  # two sets of threads would fight
             self._layer_steps.launch(plan)
+            torch.set_num_threads(self._num_threads)  # for what is trained before the next step
             return
         began_s = time.monotonic()
         step = self._launcher.launch(plan)
@@ -238,9 +240,14 @@ class TorchEngine:
         self._adapters.drop(digest)
 
     def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
-        """See `Trains`."""
-        assert self._trainable is not None, TRAINS
-        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
+        """See `Trains`. Beside the layers it reads the weights again."""
+        assert self.can_train, TRAINS
+        cache = self.cache.twin()
+        if self._trainable is None:
+            model = load_trained_model(self._settings, cache)
+        else:
+            model = TrainedModel(self._trainable, self.decoder.twin(), cache)
+        return partial(TrainingSession, model)
 
     def close(self) -> None:
         if self._layer_steps is not None:

@@ -60,9 +60,8 @@ class EngineSettings:
     fused_layers: str = setting(
         "auto",
         "auto: on a CPU the torch engine computes all layers by code of Gapless where that knows the model,"
-        " compiled at the first start if there is g++ and the processor has AVX2; it trains"
-        " nothing, so with adapters.directory it wants finetuning.enabled = false | off: torch's operators,"
-        " which train",
+        " compiled at the first start if there is g++ and the processor has AVX2 | off: torch's"
+        " operators",
         choices=("auto", "off"),
     )
 

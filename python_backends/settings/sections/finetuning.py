@@ -8,8 +8,8 @@ from python_backends.settings.setting import setting
 
 # which servers train: for people, here and where one is refused
 TRAINS = (
-    "the torch engine trains, with model.weights = 'same' and engine.steps_ahead = 0, on a CPU with"
-    " adapters.directory or engine.fused_layers = 'off', or on a CUDA device with engine.cuda_graphs = 'off'"
+    "the torch engine trains, with model.weights = 'same' and engine.steps_ahead = 0, on a CPU or, with"
+    " engine.cuda_graphs = 'off', on a CUDA device"
 )
 
 
@@ -18,7 +18,8 @@ class FinetuningSettings:
     enabled: bool = setting(
         True,
         "whether a server trains the jobs that it finds, in the time that serving leaves, with the layers'"
-        f" weights in memory twice meanwhile; {TRAINS}",
+        " weights in memory twice meanwhile, three times where layers in C++ serve;"
+        f" {TRAINS}",
     )
     tpot_ms: float = setting(
         100.0,

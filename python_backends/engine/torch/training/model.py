@@ -141,24 +141,26 @@ class TrainedModel:
         return KVCache(shape, num_blocks, self.device)
 
 
-def load_trained_model(settings: Settings) -> TrainedModel:
-    """The checkpoint of `settings`, without a server. Raises SettingsError."""
+def load_trained_model(settings: Settings, cache: KVCache | None = None) -> TrainedModel:
+    """The checkpoint of `settings`, by itself. `cache`: see `TrainedModel`. Raises SettingsError."""
     if settings.model.weights != "same":
         raise SettingsError(f"model.weights = '{settings.model.weights}': only 'same' can be trained")
     facts = facts_of(settings)
     if facts.experts:
         raise SettingsError(f"model.directory = '{facts.path}': mixtures of experts are not trained")
     weights = open_weights(settings, facts, take_device(settings.model.device))
-    return trained_model(facts, weights, declared_tokens(settings, facts))
+    return trained_model(facts, weights, declared_tokens(settings, facts), cache)
 
 
 @torch.no_grad()
-def trained_model(facts: ModelFacts, weights: Weights, declared: int) -> TrainedModel:
-    """`declared` is the longest sequence, in tokens."""
+def trained_model(
+    facts: ModelFacts, weights: Weights, declared: int, cache: KVCache | None = None
+) -> TrainedModel:
+    """`declared` is the longest sequence, in tokens. `cache`: see `TrainedModel`."""
     description = describe(facts, weights, declared)
     trainable = Trainable(facts, description)
     layers = trainable.watch(take_layers(facts, weights))
-    return TrainedModel(trainable, Decoder(description, layers, declared))
+    return TrainedModel(trainable, Decoder(description, layers, declared), cache)
 
 
 def _plain(projection: Any) -> Projection:
