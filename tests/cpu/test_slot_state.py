@@ -171,16 +171,3 @@ def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int
         if chance.random() < 0.1:
             assert all(map(torch.equal, together.decode_inputs(slots), each.decode_inputs(slots)))
             assert np.array_equal(together.last_tokens, each.last_tokens)
-
-
-def test_last_tokens_that_are_shown_are_those_that_are_appended_later(state: SlotState) -> None:
-    """Also after steps of a run that wait to be booked together."""
-    state.apply([_admit(0, 5, max_tokens=20), _admit(1, 5, max_tokens=20)])
-    slots = torch.tensor([1, 0])
-    for tokens in ([3, 4], [5, 6], [7, 8]):
-        state.append_plain(1, slots, np.array(tokens))
-    state.show_last_tokens(slots.numpy(), np.array([9, 10]))
-    assert state.last_tokens[:2].tolist() == [10, 9]
-    state.append_plain(1, slots, np.array([9, 10]))
-    last_tokens, positions = state.decode_inputs(torch.tensor([0, 1]))
-    assert (last_tokens.tolist(), positions.tolist()) == ([10, 9], [8, 8])

@@ -1,4 +1,4 @@
-"""KV blocks in a host's memory as bytes, for a move to another instance. Called by the engines.
+"""KV blocks in a host's memory as bytes, for a move to another instance. Called by the torch engine.
 
 Copies are numpy's, so the thread that makes them is the only one that works: torch's own operators would
 start threads of their own beside those that compute.
@@ -25,24 +25,15 @@ def rows_of(data: memoryview | NDArray[Any], num_rows: int, row_bytes: int) -> B
 
 
 class BlockBytes:
-    """Reads and writes blocks where an engine has them; owns none of their memory.
+    """Reads and writes `blocks` [blocks, bytes of a block] where an engine has them."""
 
-    `parts`: what a block consists of, in canonical order; each [blocks, bytes of this part of a block].
-    """
-
-    def __init__(self, parts: list[Bytes]) -> None:
-        self._parts = parts
-        ends = np.cumsum([part.shape[1] for part in parts])
-        self._cuts, self._block_bytes = ends[:-1], int(ends[-1])
+    def __init__(self, blocks: Bytes) -> None:
+        self._blocks = blocks
 
     def read(self, blocks: Ids) -> Bytes:
         """A copy of `blocks` [n]: [n · bytes of a block]."""
-        copies = [part.take(blocks, axis=0) for part in self._parts]
-        whole = copies[0] if len(copies) == 1 else np.concatenate(copies, axis=1)
-        return whole.reshape(-1)
+        return self._blocks.take(blocks, axis=0).reshape(-1)
 
     def write(self, blocks: Ids, data: memoryview | NDArray[Any]) -> None:
         """Writes `data`, as `read` gives it, to `blocks` [n]. Raises ValueError if it has another size."""
-        rows = rows_of(data, len(blocks), self._block_bytes)
-        for part, written in zip(self._parts, np.split(rows, self._cuts, axis=1), strict=True):
-            part[blocks] = written
+        self._blocks[blocks] = rows_of(data, len(blocks), self._blocks.shape[1])

@@ -98,23 +98,13 @@ class SlotState:
         self.book_run()
         return self._counts.numpy()[:, Column.LAST_TOKEN]
 
-    def show_last_tokens(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """On a CPU, `last_tokens` has them from now on, before they are appended or their sequences admitted.
-        Either is to follow.
-        """
-        self.last_tokens[slots] = tokens
-
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """Applies the operations of one plan, in order. If the plan releases a slot and admits another
         sequence to it, only the last operation takes effect.
         """
         self._gather_blocks(operations)
-        self.apply_lives(operations)
-
-    def apply_blocks(self, operations: Sequence[SlotOperation]) -> None:
-        """Applies what they change in the block table, which no running step reads on a CPU."""
-        self._gather_blocks(operations)
-        self._write_out()
+        self._gather_lives(operations)
+        self._writes.write(self.table, self._counts, self.stop_ids, self._sampling.shares)
 
     def _gather_blocks(self, operations: Sequence[SlotOperation]) -> None:
         blocks: dict[int, list[tuple[int, Ids]]] = {}
@@ -125,17 +115,12 @@ class SlotState:
                 blocks[operation.slot] = [(0, operation.blocks)] if isinstance(operation, Admit) else []
         self._write_table(blocks)
 
-    def apply_lives(self, operations: Sequence[SlotOperation]) -> None:
-        """Applies all other changes. To be called after the tokens of the step before have been booked."""
+    def _gather_lives(self, operations: Sequence[SlotOperation]) -> None:
         lives = {operation.slot: operation for operation in operations if not isinstance(operation, Grow)}
         if lives:
             self.book_run()
         self._admit([life for life in lives.values() if isinstance(life, Admit)])
         self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
-        self._write_out()
-
-    def _write_out(self) -> None:
-        self._writes.write(self.table, self._counts, self.stop_ids, self._sampling.shares)
 
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].

@@ -75,8 +75,7 @@ class TorchEngine:
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
-        self._settings = settings
-        facts = facts_of(settings)
+        self._settings, facts = settings, facts_of(settings)
         self.device = take_device(settings.model.device)
         layers_library = _library(settings)
         # beside the layers, sampling is all that torch does in a step
@@ -93,8 +92,8 @@ class TorchEngine:
         self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
         description = describe(facts, weights, declared_tokens(settings, facts))
         self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
-        has_same_weights = self.can_train and layers_library is None  # training, as the steps
-        self._trainable = Trainable(facts, description) if has_same_weights else None
+        # beside the layers, training has weights of its own
+        self._trainable = Trainable(facts, description) if self.can_train and not layers_library else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
         shape = block_shape(settings, facts)
@@ -276,11 +275,9 @@ def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> b
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:
-    """On a CPU an import need not wait for launched steps: `launch` returns after its step, and an engine
-    thread waits itself.
-    """
+    """On a CPU an import need not wait for launched steps: `launch` returns after its step."""
     if cache.blocks.device.type == "cpu":
-        return BlockBytes([rows_of_bytes(cache.blocks)])
+        return BlockBytes(rows_of_bytes(cache.blocks))
     return DeviceBlocks(cache.blocks)
 
 
