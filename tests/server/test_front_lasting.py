@@ -187,8 +187,6 @@ def test_four_answers_of_one_request_follow_its_schema(expected: list[list[Any]]
 def test_what_dies_or_hangs_is_a_pause_for_every_answer(
     served: Gapless, sdk: openai.OpenAI, expected: list[list[Any]], process: str, number: int
 ) -> None:
-    if number == signal.SIGSTOP and process == "tritonserver":
-        pytest.skip("it is missed after 25 s; tests/docker has it")
     counter = Counter()
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         begun = begin(sdk, pool, counter)
