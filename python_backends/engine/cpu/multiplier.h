@@ -70,11 +70,12 @@ public:
     }
 
 private:
-    // Rows whose sums stay in registers, for one tile or for both of them: AVX512 has 32 registers, AVX2 has 16 of half the size.
+    // Rows whose sums stay in registers, for one tile or for both of them: AVX512 has 32 registers, AVX2 has 16 of half the size, four of
+    // which weights need that become float32.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 8;
 #else
-    static constexpr int TOGETHER = 4, WITH_BOTH_TILES = 1;
+    static constexpr int TOGETHER = sizeof(Value) == 4 ? 6 : 4, WITH_BOTH_TILES = 2;
 #endif
     // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
     static constexpr bool PAIRS = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
@@ -114,8 +115,10 @@ private:
         if constexpr (ROWS <= WITH_BOTH_TILES) {
             add_tiles<ROWS, 2>(x, stride, piece, piece.panel, sums, ahead, lines);
         } else {
-            add_tiles<ROWS, 1>(x, stride, piece, piece.panel, sums, ahead, lines);
-            add_tiles<ROWS, 1>(x, stride, piece, piece.panel + TILE * 64, sums + TILE, ahead, 0);
+            const int half = lines / 2;
+            add_tiles<ROWS, 1>(x, stride, piece, piece.panel, sums, ahead, half);
+            ahead += piece.inputs / DEEP<Value> * half * 64;
+            add_tiles<ROWS, 1>(x, stride, piece, piece.panel + TILE * 64, sums + TILE, ahead, lines - half);
         }
     }
 
