@@ -130,8 +130,8 @@ def test_layers_in_cpp_round_weights_only_too(
 
 
 def test_another_kind_of_weights_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"model\.weights = 'int4': must be one of same, int8"):
-        load(ROOT / "gapless.toml", {"model.weights": "int4"})
+    with pytest.raises(SettingsError, match=r"model\.weights = 'int2': must be one of same, int8, int4"):
+        load(ROOT / "gapless.toml", {"model.weights": "int2"})
     file = tmp_path / "gapless.toml"
     file.write_text('[model]\nweights = "fp8"\n')
     with pytest.raises(SettingsError, match=r"model\.weights = 'fp8'"):

@@ -36,7 +36,8 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
-from python_backends.engine.model.quantised import quantised
+from python_backends.engine.model.four_bits import numbers
+from python_backends.engine.model.quantised import grouped, quantise, quantised
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
@@ -79,8 +80,11 @@ def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
 
 
 def of_type(linear: Linear, dtype: torch.dtype) -> Linear:
-    bias, scale = (None if numbers is None else numbers.to(dtype) for numbers in (linear.bias, linear.scale))
-    return Linear(linear.weight if linear.scale is not None else linear.weight.to(dtype), bias, scale)
+    bias = None if linear.bias is None else linear.bias.to(dtype)
+    if linear.scale is None:
+        return Linear(linear.weight.to(dtype), bias)
+    scale = linear.scale.to(dtype) if linear.minimum is None else linear.scale
+    return Linear(linear.weight, bias, scale, linear.minimum)
 
 
 def random_norm(width: int = HIDDEN, kind: NormKind = NormKind.RMS, bias: bool = False) -> Norm:
@@ -105,6 +109,7 @@ def random_layer(
     normed_after: bool = False,
     residual_scale: float = 1,
     int8: bool = False,
+    int4: bool = False,
 ) -> Layer:
     """`norms`: of queries and keys, `wide_norms`: of all heads at once; `normed_before` and `normed_after`:
     attention and feed-forward; `shared`: the norm of both parallel halves. `bias`: of norms before, too.
@@ -132,11 +137,14 @@ def random_layer(
         parallel=parallel,
         residual_scale=residual_scale,
     )
-    return quantised(layer) if int8 else layer
+    return quantised(layer, grouped if int4 else quantise) if int8 or int4 else layer
 
 
 def linear(x: Tensor, by: Linear) -> Tensor:
-    weight = by.weight.float() if by.scale is None else by.weight.float() * by.scale.float()[:, None]
+    weight = by.weight.float()
+    if by.scale is not None:
+        by_groups = by.minimum is not None
+        weight = numbers(by.weight, by.scale, by.minimum) if by_groups else weight * by.scale.float()[:, None]
     return functional.linear(x, weight, None if by.bias is None else by.bias.float())
 
 
@@ -398,6 +406,8 @@ ALONE: list[dict[str, Any]] = [
     {"normed_after": True, "residual_scale": 0.3},
     {"normed_after": True, "normed_before": False},
     {"int8": True, "bias": True},
+    {"int4": True, "bias": True},
+    {"int4": True, "kind": NormKind.LAYER, "gated": False, "parallel": True},
 ]
 TOGETHER: list[dict[str, Any]] = [
     {},
@@ -445,7 +455,9 @@ def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None
 
 
 @wanted
-@pytest.mark.parametrize("options", [{}, {"gated": False, "parallel": True, "int8": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"gated": False, "parallel": True, "int8": True}, {"int4": True}], ids=str
+)
 def test_spans_have_what_their_adapters_add(made_here: Made, options: dict[str, Any]) -> None:
     """Two adapters of other ranks, one of which changes some products only, and spans without one."""
     torch.manual_seed(9)

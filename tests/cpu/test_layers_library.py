@@ -144,4 +144,4 @@ def test_another_processor_is_named(
     monkeypatch.setattr(library, "processor_flags", lambda: {"avx"})
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert library.library() is None
-    assert "the processor has no avx2, fma" in caplog.text
+    assert "the processor has no avx2, f16c, fma" in caplog.text

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.cpu.weight_memory import ALIGNMENT, PIECE_BYTES, WeightMemory, packed
+from python_backends.engine.cpu.weight_memory import (
+    ALIGNMENT,
+    PIECE_BYTES,
+    WeightMemory,
+    packed,
+    packed_groups,
+)
+from python_backends.engine.model.description import Linear
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, 2), (torch.float32, 1)])
@@ -28,6 +35,22 @@ def test_bytes_lie_where_the_numbers_that_they_become_would(dtype: torch.dtype) 
     found = packed(weight, WeightMemory(), dtype=dtype)
     assert found.dtype == torch.int8
     assert torch.equal(found, packed(weight.to(dtype), WeightMemory()).to(torch.int8))
+
+
+def test_numbers_of_four_bits_have_their_places_in_words_before_scales_and_minima() -> None:
+    codes = torch.randint(0, 16, (33, 64), dtype=torch.uint8)
+    scale, minimum = torch.randn(33, 2).half(), torch.randn(33, 2).half()
+    found = packed_groups(Linear(codes, None, scale, minimum), WeightMemory())
+    assert found.shape == (2, 2, 640)
+    words = found[..., :512].contiguous().view(torch.int32).reshape(2, 2, 4, 2, 16)
+    halves = found[..., 512:].contiguous().view(torch.half).reshape(2, 2, 2, 2, 16)
+    for row, column in ((0, 0), (5, 63), (31, 33), (32, 40), (17, 7)):
+        panel, group, tile, output = row // 32, column // 32, row % 32 // 16, row % 16
+        word = int(words[panel, group, column % 32 // 8, tile, output])
+        bit = 4 * (column % 8 // 2) + 16 * (column % 2)
+        assert word >> bit & 15 == codes[row, column]
+        assert halves[panel, group, 0, tile, output] == scale[row, group]
+        assert halves[panel, group, 1, tile, output] == minimum[row, group]
 
 
 def test_packed_weights_lie_one_behind_the_other() -> None:

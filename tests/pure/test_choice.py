@@ -83,7 +83,7 @@ LLAMA = {
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
 }
-AVX2 = frozenset(("avx2", "fma"))
+AVX2 = frozenset(("avx2", "fma", "f16c"))
 AVX512 = AVX2 | frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 
 

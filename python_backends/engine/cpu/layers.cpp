@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "activations.h"
@@ -46,7 +47,19 @@ template <typename Value>
 struct Memory {
     Kept<float> x, before_norm;
     Kept<Value> normed, qkv, queries, attended, sampled, activated, low;
+    Kept<Multiplied<Value>> wide;
+    Kept<float> totals;
 };
+
+inline int most_grouped(const std::vector<GaplessLayer>& layers) {
+    int most = 0;
+    for (const auto& layer : layers) {
+        for (const auto* weight : {&layer.qkv, &layer.output, &layer.up, &layer.down}) {
+            most = std::max(most, weight->format == GAPLESS_INT4 ? weight->depth : 0);
+        }
+    }
+    return most;
+}
 
 // A model whose weights, keys and values are `Value`.
 template <typename Value>
@@ -57,6 +70,7 @@ public:
           m_layers(model.layers, model.layers + model.num_layers),
           m_rotaries(model.rotaries, model.rotaries + model.num_rotaries),
           m_heads{model.query_heads, model.kv_heads, model.head_dim, model.attention_scale, ptrdiff_t(model.block_stride)},
+          m_most_grouped(most_grouped(m_layers)),
           m_threads(threads) {}
 
     void step(const GaplessStep& step) {
@@ -67,6 +81,8 @@ public:
         m_runs = runs(step, rows);
         m_most_ranks = most_ranks(m_runs, m_model.num_layers);
         m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
+        const size_t grouped = size_t(rows) * m_most_grouped;
+        m_grouped = {m_memory.wide.of(std::is_same_v<Value, Multiplied<Value>> ? 0 : grouped), m_memory.totals.of(grouped / GROUP)};
         Phases phases;
         add_embedding(phases, step.tokens, rows, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
@@ -95,7 +111,7 @@ public:
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         add_norm(phases, x, rows, width, m_model.norm, normed);
         const int vocabulary = m_model.head.outputs;
-        add_product(phases, normed, rows, m_model.head, {},
+        add_product(phases, normed, rows, m_model.head, {}, {},
                     put_logits(step.logits, vocabulary, m_model.logit_scale, m_model.logit_softcap));
         phases.run(m_threads);
     }
@@ -137,7 +153,7 @@ private:
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         auto* qkv = m_memory.qkv.of(size_t(rows) * qkv_width);
         add_norm(phases, x, rows, width, layer.attention_norm, normed);
-        add_product(phases, normed, rows, layer.qkv, changes(index, QKV), put(qkv, qkv_width));
+        add_product(phases, normed, rows, layer.qkv, m_grouped, changes(index, QKV), put(qkv, qkv_width));
 
         auto* queries = m_memory.queries.of(size_t(rows) * heads.query * deep);
         auto *keys = static_cast<Value*>(layer.keys), *values = static_cast<Value*>(layer.values);
@@ -185,11 +201,11 @@ private:
         add_norm(phases, x, rows, width, layer.feed_forward_norm, normed);
         with_activation(layer.activation, [&](auto activate) {
             if (layer.gated) {
-                add_product(phases, normed, rows, layer.up, changes(index, UP), [=](int panel, int row, Vector gate, Vector up) {
+                add_product(phases, normed, rows, layer.up, m_grouped, changes(index, UP), [=](int panel, int row, Vector gate, Vector up) {
                     store(activated + size_t(row) * inner + panel * TILE, activate(gate) * up);
                 });
             } else {
-                add_product(phases, normed, rows, layer.up, changes(index, UP), [=](int panel, int row, Vector low, Vector high) {
+                add_product(phases, normed, rows, layer.up, m_grouped, changes(index, UP), [=](int panel, int row, Vector low, Vector high) {
                     auto* to = activated + size_t(row) * inner + panel * PANEL;
                     store(to, activate(low));
                     store(to + TILE, activate(high));
@@ -208,11 +224,11 @@ private:
         const int width = m_model.hidden;
         const float scale = layer.residual_scale;
         if (!norm.weight) {
-            add_product(phases, from, rows, weight, changes(index, product), sum_with(x, scale, width, x));
+            add_product(phases, from, rows, weight, m_grouped, changes(index, product), sum_with(x, scale, width, x));
             return;
         }
         auto* z = m_memory.before_norm.of(size_t(rows) * width);
-        add_product(phases, from, rows, weight, changes(index, product), put(z, width));
+        add_product(phases, from, rows, weight, m_grouped, changes(index, product), put(z, width));
         phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const auto at = size_t(row) * width;
@@ -240,12 +256,14 @@ private:
     std::vector<GaplessLayer> m_layers;
     std::vector<GaplessRotary> m_rotaries;
     Heads m_heads;
+    int m_most_grouped;  // the greatest depth of weights of 4 bits
     Threads m_threads;
     Memory<Value> m_memory;
     // of the step: neighbouring rows with one adapter, and memory for what its factors give
     std::vector<Run> m_runs;
     Value* m_low = nullptr;
     int m_most_ranks = 0;
+    GroupedMemory<Value> m_grouped;
 };
 
 }  // namespace gapless

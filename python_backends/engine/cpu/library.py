@@ -47,14 +47,14 @@ NEEDED = {
     Kind.AMX: _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
     Kind.AVX512_BF16: _AVX512 | {"avx512_bf16"},
     Kind.AVX512: _AVX512,
-    Kind.AVX2: {"avx2", "fma"},
+    Kind.AVX2: {"avx2", "fma", "f16c"},
 }
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
 FLAGS = {
     Kind.AMX: (*COMMON, "-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     Kind.AVX512_BF16: (*COMMON, "-march=x86-64-v4", "-mavx512bf16"),
     Kind.AVX512: (*COMMON, "-march=x86-64-v4"),
-    Kind.AVX2: (*COMMON, "-mavx2", "-mfma"),
+    Kind.AVX2: (*COMMON, "-mavx2", "-mfma", "-mf16c"),
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from python_backends.engine.cpu.fetch import use_faster_cache
-from python_backends.engine.cpu.weight_memory import WeightMemory, packed, tiled
+from python_backends.engine.cpu.weight_memory import WeightMemory, packed, packed_groups, tiled
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import (
     Activation,
@@ -36,7 +36,7 @@ ACTIVATIONS = (
     Activation.RELU,
     Activation.RELU_SQUARED,
 )
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
 
 class Weight(ctypes.Structure):
@@ -180,12 +180,15 @@ class PackedModel:
 
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
         outputs, depth = linear.weight.shape
-        panels = self._place(packed(linear.weight, self._memory, gated, self._dtype))
+        if linear.minimum is None:
+            panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
+        else:
+            panels, of_outputs = packed_groups(linear, self._memory, gated), None
         scales, bias = (
             None if numbers is None else self._place(tiled(numbers.float(), gated).flatten())
-            for numbers in (linear.scale, linear.bias)
+            for numbers in (of_outputs, linear.bias)
         )
-        return Weight(panels, scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
+        return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
 
     def _norm(self, norm: Norm | None) -> NormTable:
         if norm is None:

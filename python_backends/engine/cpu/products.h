@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "adapters.h"
+#include "fours.h"
 #include "layers.h"
 #include "multiplier.h"
 #include "norms.h"
@@ -15,23 +17,63 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
+// Memory for the rows of one product with weights of 4 bits.
+template <typename Value>
+struct GroupedMemory {
+    Multiplied<Value>* wide = nullptr;  // [rows, depth]; not used where x need not become wider
+    float* totals = nullptr;            // [rows, depth / 32]
+};
+
+// x [rows, depth] as such weights take it.
+template <typename Value>
+GroupedRows<Value> add_grouping(Phases& phases, const Value* x, int rows, int depth, const GroupedMemory<Value>& memory) {
+    phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
+        for (int row = first; row < last; ++row) {
+            const size_t at = size_t(row) * depth;
+            put_grouped(x + at, depth, memory.wide + at, memory.totals + at / GROUP);
+        }
+    });
+    if constexpr (std::is_same_v<Value, Multiplied<Value>>) {
+        return {x, memory.totals};
+    } else {
+        return {memory.wide, memory.totals};
+    }
+}
+
+inline size_t panel_bytes(const GaplessWeight& weight, size_t value_bytes) {
+    const size_t depth = weight.depth;
+    switch (weight.format) {
+        case GAPLESS_INT4:
+            return depth / GROUP * sizeof(Group);
+        case GAPLESS_INT8:
+            return depth * PANEL;
+        default:
+            return depth * PANEL * value_bytes;
+    }
+}
+
 // y = s·(x·Wᵀ) + b + what adapters change; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
 template <typename Value, typename Finish>
-void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const Changes<Value>& changes,
-                 const Finish& finish) {
-    const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth;
-    const bool is_bytes = weight.format == GAPLESS_INT8;
-    const size_t size = size_t(depth) * PANEL * (is_bytes ? 1 : sizeof(Value));
+void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const GroupedMemory<Value>& memory,
+                 const Changes<Value>& changes, const Finish& finish) {
+    const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth, format = weight.format;
+    const size_t size = panel_bytes(weight, sizeof(Value));
     const auto* from = static_cast<const char*>(weight.panels);
     const auto *scales = weight.scales, *biases = weight.bias;
     if (!changes.empty()) {
         changes.add_to(phases, x, depth);
     }
+    GroupedRows<Value> grouped{};
+    if (format == GAPLESS_INT4) {
+        grouped = add_grouping(phases, x, rows, depth, memory);
+    }
     phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
         thread_local Kept<float> kept, kept_change;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
-            if (is_bytes) {
+            if (format == GAPLESS_INT4) {
+                FourMultiplier::multiply(grouped, rows, depth, reinterpret_cast<const Group*>(from + panel * size), sums);
+            } else if (format == GAPLESS_INT8) {
                 multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
             } else {
                 multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);

@@ -93,6 +93,11 @@ inline Vector load(const int8_t* from) {
     return {wide(0), wide(1)};
 }
 
+inline Vector load_halves(const uint16_t* from) {  // of float16
+    const auto* at = reinterpret_cast<const __m128i*>(from);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}
+
 inline void store(float* to, Vector values) {
     _mm256_storeu_ps(to, values.low);
     _mm256_storeu_ps(to + TILE / 2, values.high);
@@ -237,6 +242,13 @@ inline void transpose(Line (&rows)[TILE]) {
     for (int row = 0; row < TILE; ++row) {
         rows[row] = {parts[0][row / 8][row % 8], parts[1][row / 8][row % 8]};
     }
+}
+
+// Of 16 words the numbers of 4 bits at a place from 0 to 7.
+inline Vector fours(Line words, int place) {
+    const auto bits = _mm256_set1_epi32(15);
+    const auto of = [=](__m256i some) { return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(some, 4 * place), bits)); };
+    return {of(words.low), of(words.high)};
 }
 
 }  // namespace gapless

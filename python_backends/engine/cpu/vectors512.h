@@ -45,6 +45,10 @@ inline Vector load(const int8_t* from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
+inline Vector load_halves(const uint16_t* from) {  // of float16
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
 inline void store(float* to, Vector values) {
     _mm512_storeu_ps(to, values);
 }
@@ -183,6 +187,21 @@ inline void transpose(Line (&rows)[TILE]) {
         rows[4 + i] = _mm512_shuffle_i32x4(other[4 + i], other[12 + i], 0x88);
         rows[12 + i] = _mm512_shuffle_i32x4(other[4 + i], other[12 + i], 0xdd);
     }
+}
+
+// Of 16 words the numbers of 4 bits at a place from 0 to 7.
+inline Vector fours(Line words, int place) {
+    const auto table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * place), table);  // which looks at 4 bits only
+}
+
+// Of 16 words pairs of numbers in bfloat16: those at `place`, from 0 to 3, and 4 places later.
+inline Line four_pairs(Line words, int place) {
+    alignas(64) static constexpr uint16_t TABLE[32] = {
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    };  // twice, as five bits are looked at
+    return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * place), _mm512_load_si512(TABLE));
 }
 
 }  // namespace gapless

@@ -12,9 +12,13 @@ from math import prod
 import torch
 from torch import Tensor
 
+from python_backends.engine.model.description import Linear
+from python_backends.engine.model.four_bits import GROUP
+
 TILE = 16  # outputs of a weight that lie together: panels.h
 PANEL = 32  # two tiles; rows that are multiplied at once
 PIECE_BYTES = 64 << 20  # what is not used of one takes no memory: nothing writes there
+WORD = 8  # codes of 4 bits in one
 ALIGNMENT = 64  # of torch's memory, too
 
 
@@ -49,6 +53,20 @@ def packed(
     wide = 4 // (dtype or weight.dtype).itemsize
     tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // (wide * TILE), TILE, wide)
     return memory.copied(tiles.permute(0, 3, 1, 4, 2, 5))
+
+
+def packed_groups(linear: Linear, memory: WeightMemory, gated: bool = False) -> Tensor:
+    """A weight of 4 bits [out, in] as [panels, groups, 640] bytes: `Group` of fours.h."""
+    assert linear.scale is not None
+    assert linear.minimum is not None
+    numbers, places = tiled(linear.weight, gated), torch.arange(WORD)
+    shifts = places // 2 * 4 + places % 2 * 16
+    words = (numbers.unflatten(-1, (-1, WORD)).int() << shifts.int()).sum(-1, dtype=torch.int64)
+    # [panels, groups, words of a group, 2, 16]
+    codes = words.int().unflatten(-1, (-1, GROUP // WORD)).permute(0, 3, 4, 1, 2)
+    halves = [tiled(each, gated).permute(0, 3, 1, 2) for each in (linear.scale, linear.minimum)]
+    parts = [each.contiguous().flatten(2).view(torch.uint8) for each in (codes, *halves)]
+    return memory.copied(torch.cat(parts, -1))
 
 
 def tiled(rows: Tensor, gated: bool) -> Tensor:

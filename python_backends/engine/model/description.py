@@ -31,11 +31,14 @@ from python_backends.checkpoint.kinds import NormKind as NormKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = x·Wᵀ + b, with W = `weight`, or each row of `weight` times its scale."""
+    """y = x·Wᵀ + b, with W = `weight`, or each row of `weight` times its scale; where there are minima, each
+    group of neighbours in a row times its scale, plus its minimum.
+    """
 
-    weight: Tensor  # [out, in]; int8 where there are scales
+    weight: Tensor  # [out, in]; int8 where there are scales, 0 to 15 of uint8 where there are minima
     bias: Tensor | None  # [out]
-    scale: Tensor | None = None  # [out] in the model's dtype
+    scale: Tensor | None = None  # [out] in the model's dtype; [out, groups] float16 where there are minima
+    minimum: Tensor | None = None  # [out, groups] float16
 
 
 @dataclass(frozen=True, slots=True, eq=False)

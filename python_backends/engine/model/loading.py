@@ -24,9 +24,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Weights:
     """The tensors of a model by the names of transformers' modules."""
 
-    def __init__(self, facts: ModelFacts, source: Source, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises SettingsError if a tensor is missing, has another shape or no place."""
+    def __init__(
+        self,
+        facts: ModelFacts,
+        source: Source,
+        dtype: torch.dtype,
+        device: torch.device,
+        stored_products: bool = False,
+    ) -> None:
+        """`stored_products`: `product` gives them in the type in which they are stored.
+
+        Raises SettingsError if a tensor is missing, has another shape or no place.
+        """
         self.dtype, self.device, self._source = dtype, device, source
+        self._product_dtype = None if stored_products else dtype
         self._shapes = shapes_of(facts)
         try:
             self._names = located(facts, source)
@@ -41,15 +52,22 @@ class Weights:
         """A new one, in its own memory; what a source has in pieces, with the rows of one after those of the
         other. Raises SettingsError if its file can't be read.
         """
-        pieces = [self._piece(name) for name in self._names[name]]
+        return self._read(name, self.dtype)
+
+    def product(self, name: str) -> Tensor:
+        """The weight of one of a layer's products, likewise."""
+        return self._read(name, self._product_dtype)
+
+    def _read(self, name: str, dtype: torch.dtype | None) -> Tensor:
+        pieces = [self._piece(name, dtype) for name in self._names[name]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2).view(self._shapes[name])
 
-    def _piece(self, name: str) -> Tensor:
+    def _piece(self, name: str, dtype: torch.dtype | None) -> Tensor:
         try:
             read = self._source.read(name, self.device)
         except CheckpointError as error:
             raise refused(self._source, error) from error
-        own = read.to(self.dtype)
+        own = read.to(dtype or read.dtype)
         return own.clone() if own is read and self.device.type == "cpu" else own  # it may lie in its file
 
 
@@ -68,7 +86,7 @@ def open_weights(settings: Settings, facts: ModelFacts, device: torch.device = C
     source: Source = open_source(settings.model_directory)
     if settings.model.random_weights:
         source = RandomSource(facts, dtype)
-    return Weights(facts, source, dtype, device)
+    return Weights(facts, source, dtype, device, stored_products=settings.model.weights == "int4")
 
 
 def refused(source: Source, error: CheckpointError) -> SettingsError:

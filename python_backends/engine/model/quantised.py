@@ -1,7 +1,7 @@
-"""Weights of layers rounded to int8: a scale for each output channel, nothing else: no zero point, no
-calibration.
+"""Weights of layers rounded to int8, with a scale for each output channel, or to 4 bits by group
+(`four_bits`); without calibration.
 
-Owns nothing: turns a layer of the description into one whose products have int8 weights, layer by layer, so
+Owns nothing: turns a layer of the description into one whose products have such weights, layer by layer, so
 that a model is never held twice. Embedding and head stay as they are: often they are one tensor, and the head
 decides between tokens. So does the router of experts: it decides between these. Called by the engines at
 their start.
@@ -9,29 +9,45 @@ their start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 
 from python_backends.engine.model.description import Layer, Linear
+from python_backends.engine.model.four_bits import in_groups, numbers
 
 LARGEST = 127
 
 
-def quantise_if_asked(layers: Iterable[Layer], weights: str) -> Iterable[Layer]:
-    """`layers` as the setting model.weights wants them kept."""
-    return map(quantised, layers) if weights == "int8" else layers
+def quantise_if_asked(
+    layers: Iterable[Layer], weights: str, wide: torch.dtype | None = None
+) -> Iterable[Layer]:
+    """`layers` as the setting model.weights wants them kept. `wide`: where who computes them does not multiply
+    4 bits, the type in which it gets the same numbers.
+    """
+    if weights == "int8":
+        return (quantised(layer, quantise) for layer in layers)
+    if weights == "int4":
+        return (quantised(layer, lambda linear: grouped(linear, wide)) for layer in layers)
+    return layers
 
 
-def quantised(layer: Layer) -> Layer:
+def quantised(layer: Layer, to: Callable[[Linear], Linear]) -> Layer:
     attention, feed_forward = layer.attention, layer.feed_forward
-    up, down = quantise(feed_forward.up), quantise(feed_forward.down)
     return replace(
         layer,
-        attention=replace(attention, qkv=quantise(attention.qkv), output=quantise(attention.output)),
-        feed_forward=replace(feed_forward, up=up, down=down),
+        attention=replace(attention, qkv=to(attention.qkv), output=to(attention.output)),
+        feed_forward=replace(feed_forward, up=to(feed_forward.up), down=to(feed_forward.down)),
     )
+
+
+def grouped(linear: Linear, wide: torch.dtype | None = None) -> Linear:
+    """The weight [..., out, in] as 4 bits by group, or its numbers then in a `wide` type."""
+    codes, scale, minimum = in_groups(linear.weight)
+    if wide is None:
+        return Linear(codes, linear.bias, scale, minimum)
+    return Linear(numbers(codes, scale, minimum).to(wide), linear.bias)
 
 
 def quantise(linear: Linear) -> Linear:

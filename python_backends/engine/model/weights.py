@@ -197,7 +197,7 @@ def _head_norm(facts: ModelFacts, weights: Weights, name: str) -> Norm | None:
 
 def _fused(weights: Weights, names: Sequence[str], bias: bool) -> Linear:
     """Products of the same input as one."""
-    parts = [weights.tensor(f"{name}.weight") for name in names]
+    parts = [weights.product(f"{name}.weight") for name in names]
     biases = [weights.tensor(f"{name}.bias") for name in names] if bias else []
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     return Linear(weight, torch.cat(biases) if biases else None)

@@ -95,7 +95,10 @@ class TorchEngine:
         # beside the layers, training has weights of its own
         self._trainable = Trainable(facts, description) if self.can_train and not layers_library else None
         watch = iter if self._trainable is None else self._trainable.watch
-        layers = quantise_if_asked(watch(take_layers(facts, weights)), settings.model.weights)
+        taken = watch(take_layers(facts, weights))
+        wide = weights.dtype if layers_library is None else None
+        layers = quantise_if_asked(taken, settings.model.weights, wide)
+        del taken
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:

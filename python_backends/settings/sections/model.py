@@ -25,8 +25,9 @@ class ModelSettings:
     )
     weights: str = setting(
         "same",
-        "same: as dtype | int8: each weight of the layers in one byte (docs/engines.md)",
-        choices=("same", "int8"),
+        "same: as dtype | int8: each weight of the layers in one byte | int4: in 4 bits, with a scale and a"
+        " minimum for 32 of them (docs/engines.md)",
+        choices=("same", "int8", "int4"),
     )
     device: str = setting("cpu", "cpu | cuda | cuda:1 …")
     max_model_tokens: int = setting(
