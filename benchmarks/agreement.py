@@ -25,7 +25,12 @@ MODEL = ROOT / "models" / "bundled"
 REFERENCE = ("torch", "float32", "same")
 KINDS = [
     REFERENCE,
-    *((b, d, w) for b in ("torch", "layers") for d in ("float32", "bfloat16") for w in ("same", "int8")),
+    *(
+        (b, d, w)
+        for b in ("torch", "layers")
+        for d in ("float32", "bfloat16")
+        for w in ("same", "int8", "int4")
+    ),
 ]
 QUICK_KINDS = [REFERENCE, ("layers", "bfloat16", "same")]
 MAX_TOKENS = 256

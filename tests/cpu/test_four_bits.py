@@ -1,5 +1,5 @@
-"""Weights of 4 bits by group: what has them already keeps its numbers, others are rounded, and answers are those
-of these numbers.
+"""Weights of 4 bits by group: what has them already keeps its numbers, others are rounded, and answers are
+those of these numbers.
 """
 
 from __future__ import annotations

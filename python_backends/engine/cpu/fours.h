@@ -2,7 +2,7 @@
 //
 //     Σ x·w = s·Σ x·q + m·Σ x
 //
-// The q are exact in bfloat16 and float32, and become such in registers; Σ x of each group is computed once a product, for all outputs. Where no
+// The q are exact in bfloat16 and float32, and become such in registers; Σ x of each group is computed once a product. Where no
 // instruction multiplies bfloat16, x becomes float32.
 
 #pragma once

@@ -61,9 +61,9 @@ def packed_groups(linear: Linear, memory: WeightMemory, gated: bool = False) -> 
     assert linear.minimum is not None
     numbers, places = tiled(linear.weight, gated), torch.arange(WORD)
     shifts = places // 2 * 4 + places % 2 * 16
-    words = (numbers.unflatten(-1, (-1, WORD)).int() << shifts.int()).sum(-1, dtype=torch.int64)
-    # [panels, groups, words of a group, 2, 16]
-    codes = words.int().unflatten(-1, (-1, GROUP // WORD)).permute(0, 3, 4, 1, 2)
+    words = (numbers.reshape(*numbers.shape[:3], -1, WORD).int() << shifts.int()).sum(-1, dtype=torch.int64)
+    words = words.int().reshape(*words.shape[:3], -1, GROUP // WORD)
+    codes = words.permute(0, 3, 4, 1, 2)  # [panels, groups, words of a group, 2, 16]
     halves = [tiled(each, gated).permute(0, 3, 1, 2) for each in (linear.scale, linear.minimum)]
     parts = [each.contiguous().flatten(2).view(torch.uint8) for each in (codes, *halves)]
     return memory.copied(torch.cat(parts, -1))

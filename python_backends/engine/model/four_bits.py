@@ -1,9 +1,9 @@
-"""Weights of 4 bits by group: of up to 32 neighbouring inputs of an output w = s·q + m, with q from 0 to 15, s and
-m of float16.
+"""Weights of 4 bits by group: of up to 32 neighbouring inputs of an output w = s·q + m, with q from 0 to 15,
+s and m of float16.
 
-What has such weights already keeps them: of groups whose numbers lie at equal distances, that distance is s. So
-GGUF's Q4_0 and Q4_1 stay what they are, to the last bit; of AWQ and GPTQ m is rounded to float16, as numbers
-are that their files stand for. s may be negative. Owns nothing; called by `quantised`.
+What has such weights already keeps them: of groups whose numbers lie at equal distances, that distance is s.
+So GGUF's Q4_0 and Q4_1 stay what they are, to the last bit; of AWQ and GPTQ m is rounded to float16, as
+numbers are that their files stand for. s may be negative. Owns nothing; called by `quantised`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def in_groups(weight: Tensor) -> Grouped:
 
 def numbers(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
     """The weight [..., out, in] in float32."""
-    groups = codes.unflatten(-1, (scales.shape[-1], -1)).float()
+    groups = codes.reshape(*scales.shape, -1).float()
     return (groups * scales.float()[..., None] + minima.float()[..., None]).flatten(-2)
 
 
@@ -78,7 +78,7 @@ def _scale(groups: Tensor, distances: int) -> Tensor:
 
 
 def _rounded(groups: Tensor, scales: Tensor) -> Grouped:
-    """m is the least number; where float16 has none such, ∓8·s with ±s, if that has all of them, as in Q4_0."""
+    """m is the least number; where float16 has none such, ∓8·s with ±s, if that reaches all, as in Q4_0."""
     step, least, most = scales.float(), groups.amin(-1), groups.amax(-1)
     slack, is_odd = step / 1024, least.half() != least
     falls = is_odd & (least >= -7 * step - slack) & (most <= 8 * step + slack)
@@ -95,4 +95,3 @@ def _error(groups: Tensor, found: Grouped) -> Tensor:
     codes, scales, minima = found
     given = codes.float() * scales.float()[:, None] + minima.float()[:, None]
     return (given - groups).abs().amax(-1).nan_to_num(0)
-

@@ -23,8 +23,8 @@ LARGEST = 127
 def quantise_if_asked(
     layers: Iterable[Layer], weights: str, wide: torch.dtype | None = None
 ) -> Iterable[Layer]:
-    """`layers` as the setting model.weights wants them kept. `wide`: where who computes them does not multiply
-    4 bits, the type in which it gets the same numbers.
+    """`layers` as the setting model.weights wants them kept. `wide`: the type in which one that does not
+    multiply 4 bits gets the same numbers.
     """
     if weights == "int8":
         return (quantised(layer, quantise) for layer in layers)

@@ -95,10 +95,11 @@ class TorchEngine:
         # beside the layers, training has weights of its own
         self._trainable = Trainable(facts, description) if self.can_train and not layers_library else None
         watch = iter if self._trainable is None else self._trainable.watch
-        taken = watch(take_layers(facts, weights))
-        wide = weights.dtype if layers_library is None else None
-        layers = quantise_if_asked(taken, settings.model.weights, wide)
-        del taken
+        layers = quantise_if_asked(
+            watch(take_layers(facts, weights)),
+            settings.model.weights,
+            weights.dtype if layers_library is None else None,
+        )
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
