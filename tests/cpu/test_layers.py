@@ -515,9 +515,10 @@ def test_the_sampled_rows_have_the_hidden_states_of_the_layers_asked_for(made_he
 
 
 @wanted
-def test_a_row_is_the_same_to_the_last_bit_in_any_company(made_here: Made) -> None:
+@pytest.mark.parametrize("options", [{}, {"int8": True}, {"int4": True}], ids=str)
+def test_a_row_is_the_same_to_the_last_bit_in_any_company(made_here: Made, options: dict[str, Any]) -> None:
     torch.manual_seed(3)
-    model = made_here.model("grouped", {"bias": True}, {"window": 20})
+    model = made_here.model("grouped", {"bias": True, **options}, {"window": 20, **options})
     computes = [made_here.computed(model, threads=threads) for threads in (1, 3)]
     together = computes[0](ALL)
     ends = np.cumsum([0, *(tokens for _, tokens, _ in SPANS)])

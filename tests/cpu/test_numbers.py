@@ -25,7 +25,8 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "torch, fixed shapes": ("engine", {"cuda_graphs": "eager"}),
 }
 if library() is not None:
-    ENGINES |= {"layers": ("layers_engine", {}), "layers, int8": ("layers_engine", {"weights": "int8"})}
+    ENGINES["layers"] = ("layers_engine", {})
+    ENGINES |= {f"layers, {each}": ("layers_engine", {"weights": each}) for each in ("int8", "int4")}
 
 
 def _finishes(logits: list[list[float]], tokens: list[int], rows: SamplingRows = GREEDY) -> list[int]:
@@ -65,7 +66,7 @@ def test_the_first_look_finds_what_is_no_number_wherever_it_stands(bad: float) -
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, 3e38])
-@pytest.mark.parametrize("name", sorted({"torch", "layers"} & ENGINES.keys()))
+@pytest.mark.parametrize("name", sorted({"torch", "layers", "layers, int4"} & ENGINES.keys()))
 def test_with_a_broken_weight_no_request_is_answered(
     one: TinyModel, tmp_path: Path, name: str, bad: float
 ) -> None:
