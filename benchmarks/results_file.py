@@ -25,7 +25,7 @@ from benchmarks import ROOT
 from benchmarks.common.work import num_cores
 
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("torch", "transformers", "peft", "openvino", "numpy")
+PACKAGES = ("torch", "transformers", "peft", "numpy")
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SERVED = ("python_backends", "model_repository")

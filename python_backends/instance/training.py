@@ -25,6 +25,7 @@ from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.trainer import Files, Progress, Trainer
 from python_backends.instance.spare_time import SpareWork
+from python_backends.linux.freed_memory import give_back_freed_memory
 from python_backends.nouns.load import Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import StepPlan
@@ -198,10 +199,11 @@ class Training(SpareWork):
         self._free_if_idle()
 
     def _free_if_idle(self) -> None:
-        """The second copy of the weights."""
+        """The copies of the weights that only training has."""
         if not self.has_work:
             self._new_session = None
             gc.collect()
+            give_back_freed_memory()
 
     def _learned(self, progress: Progress) -> None:
         assert self._current is not None

@@ -1,5 +1,5 @@
 """Gives memory that was freed back to Linux at once: what a load needs for a while would else lie between
-what stays, and count as memory of this process. Called where weights are read.
+what stays, and count as memory of this process. Called where weights are read, and where training has ended.
 """
 
 from __future__ import annotations
