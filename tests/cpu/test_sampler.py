@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from python_backends.engine.slots.allowed import Allowed, unpacked_by_numpy, unpacked_by_torch
+from python_backends.engine.slots.allowed import Allowed, added, unpacked
 from python_backends.engine.slots.noise import BLOCK, Noise, drawn, keys
 from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import (
@@ -294,9 +294,9 @@ def masked(rows: list[int], may: list[list[int]], vocabulary: int) -> Allowed:
 @pytest.mark.parametrize("vocabulary", [32, 50, 65])
 def test_masks_are_unpacked_alike_on_every_device(vocabulary: int) -> None:
     masks = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 12), dtype=np.uint8))
-    found = unpacked_by_torch(masks, vocabulary)
+    found = unpacked(masks, vocabulary)
     assert found.shape == (3, vocabulary)
-    assert torch.equal(found, unpacked_by_numpy(masks, vocabulary))
+    assert torch.equal(added(masks, vocabulary), torch.zeros(found.shape).masked_fill(~found, float("-inf")))
 
 
 def test_only_tokens_in_a_rows_mask_come_and_other_rows_keep_theirs() -> None:

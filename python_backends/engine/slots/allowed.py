@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 BYTE_BITS = 8
+_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+ADDED = np.where(_BYTES, np.float32(0), np.float32(-np.inf))  # for each byte of a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +22,19 @@ class Allowed:
 
 
 def only_allowed(logits: Tensor, allowed: Allowed) -> Tensor:
-    """A copy of `logits` [rows, vocabulary] with −inf for what may not come."""
-    # on a CPU by numpy, which takes a tenth of the time of torch's operators
-    unpacked = unpacked_by_numpy if logits.device.type == "cpu" else unpacked_by_torch
-    banned = ~unpacked(allowed.masks, logits.shape[1])
-    if len(banned) == len(logits):
-        return logits.masked_fill(banned, float("-inf"))
-    some = logits[allowed.rows].masked_fill_(banned, float("-inf"))
-    return logits.index_copy(0, allowed.rows, some)
+    """A copy of `logits` [rows, vocabulary] with −inf for what may not come; on a CPU in float32."""
+    if logits.device.type == "cpu":
+        logits = logits.float()
+        some = logits[allowed.rows] + added(allowed.masks, logits.shape[1])
+    else:
+        banned = ~unpacked(allowed.masks, logits.shape[1])
+        some = logits[allowed.rows].masked_fill_(banned, float("-inf"))
+    return some if len(some) == len(logits) else logits.index_copy(0, allowed.rows, some)
 
 
 def best_allowed(logits: Tensor, best: Tensor, allowed: Allowed) -> Tensor:
     """On a CPU: `best` [rows] are the tokens with the greatest of `logits` [rows, vocabulary], the lowest id
-    among equals. The same among those that may come: most of them are. Where none may, `best` stays.
+    among equals. The same among those that may come: where `best` may, nothing is to be done.
     """
     refused = np.flatnonzero(~are_allowed(best, allowed).numpy())
     if not len(refused):
@@ -40,8 +42,8 @@ def best_allowed(logits: Tensor, best: Tensor, allowed: Allowed) -> Tensor:
     tokens = best.numpy().copy()
     for place in refused.tolist():
         row = int(allowed.rows[place])
-        may = unpacked_by_numpy(allowed.masks[place : place + 1], logits.shape[1])[0].numpy()
-        tokens[row] = np.where(may, logits[row].float().numpy(), -np.inf).argmax()
+        may = added(allowed.masks[place : place + 1], logits.shape[1])[0]
+        tokens[row] = (logits[row].float() + may).numpy().argmax()
     return torch.from_numpy(tokens)
 
 
@@ -52,14 +54,16 @@ def are_allowed(tokens: Tensor, allowed: Allowed) -> Tensor:
     return ((found >> (chosen % BYTE_BITS)) & 1).bool()
 
 
-def unpacked_by_numpy(masks: Tensor, vocabulary: int) -> Tensor:
-    """[guided, vocabulary] bool"""
-    unpacked = np.unpackbits(masks.numpy(), axis=1, count=vocabulary, bitorder="little")
-    return torch.from_numpy(unpacked).view(torch.bool)
+def added(masks: Tensor, vocabulary: int) -> Tensor:
+    """[guided, vocabulary] on a CPU: what is added to the logits, 0 or −inf. Eight numbers for each byte are
+    looked up: that takes a tenth of the time of unpacking bits.
+    """
+    found = ADDED.take(masks.numpy(), 0).reshape(len(masks), -1)
+    return torch.from_numpy(found[:, :vocabulary])
 
 
-def unpacked_by_torch(masks: Tensor, vocabulary: int) -> Tensor:
-    """The same on any device."""
+def unpacked(masks: Tensor, vocabulary: int) -> Tensor:
+    """[guided, vocabulary] bool, on any device."""
     places = torch.arange(BYTE_BITS, dtype=torch.uint8, device=masks.device)
     bits = (masks[:, :, None] >> places) & 1
     return bits.flatten(1)[:, :vocabulary].bool()

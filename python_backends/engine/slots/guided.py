@@ -23,7 +23,7 @@ from python_backends.engine.device import on_the_way, to_device
 from python_backends.engine.slots.allowed import Allowed
 from python_backends.guides.errors import GuideError
 from python_backends.guides.guides import Guides
-from python_backends.guides.matcher import Matcher, fill, num_words, take
+from python_backends.guides.matcher import Matcher, num_words
 from python_backends.nouns.request import Finish, ModelLimits
 from python_backends.nouns.step import Admit
 
@@ -74,12 +74,11 @@ class GuidedSlots:
         self._take_chosen()
         answers = [self._answers[slot] for slot in slots.tolist()]
         masks: NDArray[np.int32] = np.zeros((len(answers), num_words(self._vocab_size)), np.int32)
-        masks[[answer.has_ended for answer in answers]] = -1  # their rows are computed, and dropped
-        found = {row: each.matcher for row, each in enumerate(answers) if each.matcher and not each.has_ended}
-        if found:
-            words = np.empty((len(found), masks.shape[1]), np.int32)
-            fill(list(found.values()), words)
-            masks[list(found)] = words
+        for mask, answer in zip(masks, answers, strict=True):
+            if answer.has_ended:
+                mask[:] = -1  # its row is computed, and dropped
+            elif answer.matcher is not None:
+                answer.matcher.fill(mask)
         self._choosing = host_rows, answers
         return Allowed(rows, to_device(masks.view(np.uint8), self._device))
 
@@ -93,14 +92,8 @@ class GuidedSlots:
         while self._chosen:
             step = self._chosen.popleft()
             tokens, finishes = step.arrive().numpy()[:, step.rows].tolist()
-            for answer, finish in zip(step.answers, finishes, strict=True):
-                answer.has_ended |= finish != Finish.RUNNING
-            going = [
-                (answer.matcher, token)
-                for answer, token in zip(step.answers, tokens, strict=True)
-                if answer.matcher and not answer.has_ended
-            ]
-            take(going)
+            for answer, token, finish in zip(step.answers, tokens, finishes, strict=True):
+                _take(answer, token, finish)
 
     def _matcher(self, admit: Admit) -> Matcher | None:
         output = admit.tokens[admit.num_prompt_tokens :].tolist()
@@ -110,3 +103,10 @@ class GuidedSlots:
         except GuideError as error:
             log.warning("slot %d: its guide can't be followed, so its request fails: %s", admit.slot, error)
             return None
+
+
+def _take(answer: _Answer, token: int, finish: int) -> None:
+    if finish != Finish.RUNNING:
+        answer.has_ended = True
+    elif answer.matcher is not None and not answer.has_ended:
+        answer.matcher.take([token])
