@@ -10,9 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from client.async_client import AsyncClient
 from client.wire import Piece
-from front.answers import Question, answers
+from front.answers import Asker, Question, answers
 from front.asks import Ask
 from front.model import Model
 from front.responses import Events, Whole, event
@@ -35,7 +34,7 @@ class Answering(ABC):
     kind: str  # of the whole answer's object
     kind_of_chunks: str
 
-    def __init__(self, ask: Ask, questions: Sequence[Question], model: Model, client: AsyncClient) -> None:
+    def __init__(self, ask: Ask, questions: Sequence[Question], model: Model, client: Asker) -> None:
         self._ask = ask
         self._is_streamed = bool(ask.stream)
         self._came = answers(client, questions, self._is_streamed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol, Unpack
 
-from client.async_client import AsyncClient
 from client.errors import GaplessError
 from client.parameters import Parameters
 from client.wire import Piece, Prompt
@@ -16,7 +16,15 @@ Question = tuple[Prompt, Parameters]
 Answers = AsyncGenerator[tuple[int, Piece], None]
 
 
-async def answers(client: AsyncClient, questions: Sequence[Question], is_streamed: bool) -> Answers:
+class Asker(Protocol):
+    """An AsyncClient, or what asks one."""
+
+    async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece: ...
+
+    def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]: ...
+
+
+async def answers(client: Asker, questions: Sequence[Question], is_streamed: bool) -> Answers:
     """Yields (number of the question, piece) as they come, until the last piece of each. Raises ProblemError
     at the first that fails: all others are cancelled then, as they are when the generator is closed.
     """
@@ -33,7 +41,7 @@ async def answers(client: AsyncClient, questions: Sequence[Question], is_streame
         raise of_ensemble(error) from None
 
 
-async def _ask(client: AsyncClient, question: Question, is_streamed: bool) -> AsyncGenerator[Piece, None]:
+async def _ask(client: Asker, question: Question, is_streamed: bool) -> AsyncGenerator[Piece, None]:
     prompt, parameters = question
     if not is_streamed:
         yield await client.generate(prompt, **parameters)
@@ -43,7 +51,7 @@ async def _ask(client: AsyncClient, question: Question, is_streamed: bool) -> As
             yield piece
 
 
-async def _side_by_side(client: AsyncClient, questions: Sequence[Question], is_streamed: bool) -> Answers:
+async def _side_by_side(client: Asker, questions: Sequence[Question], is_streamed: bool) -> Answers:
     came: asyncio.Queue[tuple[int, Piece | GaplessError | None]] = asyncio.Queue()
 
     async def pump(number: int, question: Question) -> None:

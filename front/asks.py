@@ -76,6 +76,7 @@ class ChatAsk(Ask, kw_only=True):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     max_completion_tokens: int | None = None

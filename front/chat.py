@@ -12,6 +12,7 @@ from client.parameters import Parameters
 from client.wire import Piece
 from front.answering import Answering, finish_reason
 from front.asks import ChatAsk
+from front.bounded_thoughts import bounded
 from front.errors import refused
 from front.expecting import Wish, shape_of
 from front.fields import read_ask
@@ -66,7 +67,8 @@ class Chat(Answering):
                 parameters.update(guide.parameters)
             if ask.logprobs:
                 parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
-        super().__init__(ask, [(messages, each) for each in choices], model, client)
+        asks = bounded(client, model, shape, ask.thinking_token_budget, "thinking_token_budget")
+        super().__init__(ask, [(messages, each) for each in choices], model, asks)
         self._came = named(self._came, guide)
         self._scores = bool(ask.logprobs)
         self._texts = [TokenTexts(model, ask.stop_token_ids or (), False) for _ in choices]

@@ -43,7 +43,8 @@ class LastingClient(AsyncClient):
         return self._lasting(prompt, parameters)
 
     async def _lasting(self, prompt: Prompt, parameters: Parameters) -> AsyncGenerator[Piece, None]:
-        attempts, delivered, num_cached = Attempts(self._patience, self._new), list[int](), None
+        attempts, num_cached = Attempts(self._patience, self._new), None
+        delivered = list(parameters.get("delivered_ids", ()))
         while True:
             asked: dict[str, Any] = {**parameters, "return_output_ids": True}
             if delivered:

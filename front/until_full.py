@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import cast
 
-from client.async_client import AsyncClient
 from client.parameters import Parameters
-from front.answers import Answers, Question, answers
+from front.answers import Answers, Asker, Question, answers
 from front.errors import ProblemError
 from front.parameters import UNTIL_THE_CONTEXT_ENDS
 
 MOST_TOKENS = (1 << 31) - 1  # that the ensemble can be asked for
 
 
-async def until_full(client: AsyncClient, question: Question, is_streamed: bool) -> Answers:
+async def until_full(client: Asker, question: Question, is_streamed: bool) -> Answers:
     """As `answers` to one question. If the ensemble refuses max_tokens, which here can only be because the
     context has fewer left, it is asked for as many as there are. Raises ProblemError.
     """

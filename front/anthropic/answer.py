@@ -15,6 +15,7 @@ from front.anthropic import errors
 from front.anthropic.asks import MessagesAsk
 from front.anthropic.blocks import Blocks
 from front.anthropic.prompt import prompt_of
+from front.bounded_thoughts import bounded
 from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.guided.choice import of_anthropic
@@ -60,7 +61,10 @@ class Message:
         if guide is not None:
             parameters.update(guide.parameters)
         self._is_streamed = bool(ask.stream)
-        came = until_full(client, (messages, parameters), self._is_streamed)
+        thought = ask.thinking or {}
+        budget = thought.get("budget_tokens") if thought.get("type") == "enabled" else None
+        asks = bounded(client, model, shape, budget, "thinking.budget_tokens")
+        came = until_full(asks, (messages, parameters), self._is_streamed)
         self._came = named(came, guide)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)
         self._parts = Parts(model, shape)

@@ -37,12 +37,13 @@ KINDS = {"output_ids": "INT32", "output_log_probs": "FP32", "top_ids": "INT32", 
 @dataclass
 class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """`pieces` is the answer to each request, or `error`; None in it is a wait until the client cancels.
-    `errors` are those of the next requests.
+    `turns` are the answers to the next requests, and `errors` their errors.
     """
 
     pieces: Sequence[Piece | None] = ()
     error: str = ""
     errors: list[str] = field(default_factory=list)
+    turns: list[Sequence[Piece | None]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)  # of the requests, as Triton calls them
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +59,8 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
             return
         time.sleep(self.pause_s)
-        pieces = self.pieces if asked["stream"] else [whole(self.pieces)]
+        found = self.turns.pop(0) if self.turns else self.pieces
+        pieces = found if asked["stream"] else [whole(found)]
         for piece in pieces:
             if piece is None:
                 if not context.add_callback(self.cancelled.set):  # cancelled already

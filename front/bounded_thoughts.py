@@ -1,0 +1,133 @@
+"""Thoughts that are closed when they have had their tokens: a sentence ends them, and the answer goes on.
+
+The ensemble is asked for so many tokens first and then for the rest, as after its death. So the place does
+not depend on the pieces in which they come, and is the same after evictions, moves and crashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from client.errors import RefusedError
+from client.parameters import Parameters
+from client.wire import Piece, Prompt
+from front.answers import Asker
+from front.errors import refused
+from front.expecting import open_thought
+from front.lasting import joined
+from front.model import Model
+from front.parameters import UNTIL_THE_CONTEXT_ENDS
+from front.parts.answer import Shape
+
+SENTENCE = "\n\nI have thought long enough, so I answer now.\n"
+
+
+def bounded(client: Asker, model: Model, shape: Shape, tokens: Any, field: str) -> Asker:
+    """Returns what asks for answers whose thoughts have at most `tokens` tokens; None, or a model that writes
+    no thoughts: any number. Raises ProblemError.
+    """
+    if tokens is None:
+        return client
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise refused(field, f" = {str(tokens)[:40]}: must be a whole number, at least 1")
+    has_thoughts = model.form is not None and bool(model.form.thoughts)
+    return BoundedThoughts(client, model, shape, tokens) if has_thoughts else client
+
+
+class BoundedThoughts:
+    """Asks for answers of one shape."""
+
+    def __init__(self, client: Asker, model: Model, shape: Shape, tokens: int) -> None:
+        self._client, self._model, self._tokens = client, model, tokens
+        pairs = model.form.thoughts if model.form is not None else ()
+        # of a thought that the prompt has opened
+        self._begun = next((opens for opens, closes in pairs if closes == shape.expected.open_thought), "")
+        tokenizer = model.checkpoint.tokenizer
+        texts = {closes: f"{SENTENCE}{closes}\n\n" for _, closes in pairs}
+        self._closing: dict[str, tuple[int, ...]] = {
+            closes: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+            for closes, text in texts.items()
+        }
+
+    async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
+        """As AsyncClient's."""
+        async with contextlib.aclosing(self.stream(prompt, **parameters)) as pieces:
+            return joined([piece async for piece in pieces])
+
+    async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
+        """As AsyncClient's."""
+        came: list[Piece] = []
+        if self._is_long(parameters):
+            with contextlib.suppress(RefusedError):  # the context may have fewer left; the next one says
+                async with contextlib.aclosing(
+                    self._client.stream(prompt, **self._first(parameters))
+                ) as pieces:
+                    async for piece in pieces:
+                        came.append(piece)
+                        if piece.finish_reason != "length":
+                            yield piece
+        if came and came[-1].finish_reason != "length":
+            return
+        closed = self._closed(came, parameters)
+        for piece in closed:
+            yield piece
+        # a last piece that closes no thought is asked for again: which of its text was certain is not known
+        delivered = [token for piece in (*came[:-1], *closed) for token in piece.output_ids]
+        async with contextlib.aclosing(self._rest(prompt, parameters, delivered)) as pieces:
+            async for piece in pieces:
+                yield replace(piece, num_cached_tokens=came[0].num_cached_tokens) if came else piece
+
+    def _is_long(self, parameters: Parameters) -> bool:
+        """Whether the answer may go on behind a thought that was closed."""
+        longest = parameters.get("max_tokens", UNTIL_THE_CONTEXT_ENDS)
+        return longest < 0 or longest > self._tokens + max(map(len, self._closing.values()))
+
+    def _first(self, parameters: Parameters) -> Parameters:
+        first: Parameters = {**parameters, "return_output_ids": True, "max_tokens": self._tokens}
+        if "min_tokens" in first:
+            first["min_tokens"] = min(first["min_tokens"], self._tokens)
+        return first
+
+    async def _rest(
+        self, prompt: Prompt, parameters: Parameters, delivered: list[int]
+    ) -> AsyncGenerator[Piece, None]:
+        """Up to the end of the context, if it has fewer left than asked for."""
+        asked: Parameters = {**parameters, "return_output_ids": True, "delivered_ids": delivered}
+        if not delivered:
+            asked = parameters
+        try:
+            async with contextlib.aclosing(self._client.stream(prompt, **asked)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except RefusedError:
+            if not delivered:
+                raise
+            asked["max_tokens"] = UNTIL_THE_CONTEXT_ENDS
+            async with contextlib.aclosing(self._client.stream(prompt, **asked)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    def _closed(self, came: Sequence[Piece], parameters: Parameters) -> list[Piece]:
+        """The last of the pieces that `came`, and one that closes the thought; empty: none is open."""
+        ids = [token for piece in came for token in piece.output_ids]
+        text = self._begun + "".join(self._model.spelled(token, i == 0)[0] for i, token in enumerate(ids))
+        closing = self._closing.get(open_thought(self._model.form, text)) if came else None
+        if closing is None:
+            return []
+        shown = b"".join(self._model.bytes_of(token, False) or b"" for token in closing)
+        scores = (0.0,) * len(closing) if parameters.get("return_log_probs") else ()  # nothing else may come
+        has_tops = bool(parameters.get("num_top_log_probs"))
+        last = replace(came[-1], finish_reason="")
+        closes = replace(
+            last,
+            text=shown.decode("utf-8", "replace"),
+            num_output_tokens=len(closing),
+            output_ids=closing,
+            output_log_probs=scores,
+            top_ids=tuple((token,) for token in closing) if has_tops else (),
+            top_log_probs=((0.0,),) * len(closing) if has_tops else (),
+        )
+        return [last, closes]
