@@ -44,6 +44,7 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
     max_grammar_size=150_000,
     max_lexer_states=16_384,
+    max_items_in_row=600,  # 500 tools are 501; a step takes the square of what a grammar leaves open
     verbose_errors=False,
 )
 

@@ -203,6 +203,16 @@ def test_an_expression_that_grows_without_end_fails_alone() -> None:
     assert not takes("regex", "(a+)+b", b"b")
 
 
+def test_a_grammar_that_leaves_more_and_more_open_fails_alone() -> None:
+    found = matcher("grammar", 'start: a\na: a a | "x"')
+    num_taken = 0
+    while found.take([ord("x")]):
+        num_taken += 1
+        assert num_taken < 1000
+    assert num_taken > 100
+    assert allowed(found) == []
+
+
 def test_the_number_of_compiled_grammars_is_bounded() -> None:
     checked = guides()
     for i in range(3 * MOST_KEPT):
