@@ -20,22 +20,22 @@ help:           ## this list
 
 serve:          ## serve SmolLM2-135M-Instruct; MODEL=bundled (the small model), or a checkpoint directory, a GGUF file, or ORG/NAME on the hub; DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
-	@exec $(PY) -m commands.serve $(SETTINGS)
+	@exec $(PY) -m commands serve $(SETTINGS)
 
 cluster:        ## serve with two instances; the same variables and the same model as serve
 	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $$SET"
 
 finetune:       ## train an adapter in a running server with SET=adapters.directory=adapters; DATA=docs/examples/remove_comments.jsonl NAME=no_comments ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
 	@build/set-up
-	@$(PY) -m commands.finetune $(SETTINGS) submit $(if $(DATA),"$$DATA") $(if $(NAME),--name "$$NAME") $(ARGS)
+	@$(PY) -m commands finetune $(SETTINGS) submit $(if $(DATA),"$$DATA") $(if $(NAME),--name "$$NAME") $(ARGS)
 
 chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 ARGS="--temperature 0.7"
 	@build/set-up
-	@$(PY) -m client.chat $(if $(URL),--url $(URL)) $(ARGS)
+	@$(PY) -m commands chat $(if $(URL),--url $(URL)) $(ARGS)
 
 bench:          ## load test of a running server, with prompts of the bundled model's tasks; URL=127.0.0.1:8001 ARGS="--quick", --rate, --json, --plot; ARGS=--help tells more
 	@build/set-up $(if $(findstring --plot,$(ARGS)),dev)
-	@$(PY) -m client.bench $(if $(URL),--url $(URL)) $(ARGS)
+	@$(PY) -m commands bench $(if $(URL),--url $(URL)) $(ARGS)
 
 perf:           ## NVIDIA's perf_analyzer against a server with SET=server.statistics=true; URL=127.0.0.1:8001 CONCURRENCY="1 8 16" ARGS=
 	@build/set-up
@@ -49,11 +49,11 @@ perf:           ## NVIDIA's perf_analyzer against a server with SET=server.stati
 
 stats:          ## how good predicted lengths have been: a table and a picture; MODEL=, SET= as for serve; ARGS="--last 1000 --plot stats.png"
 	@build/set-up dev
-	@$(PY) -m commands.stats $(SETTINGS) $(ARGS)
+	@$(PY) -m commands stats $(SETTINGS) $(ARGS)
 
 top:            ## what each instance of a cluster carries, again and again; docs/llumnix.md
 	@build/set-up
-	@$(PY) -m commands.control top $(ARGS)
+	@$(PY) -m commands top $(ARGS)
 
 trace:          ## what the instances on this host do in their next steps, for ui.perfetto.dev; docs/tracing.md
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }

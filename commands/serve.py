@@ -1,7 +1,6 @@
 """Serves a model: starts the launcher, and holds a run directory while it lives.
 
-    python -m commands.serve [--settings gapless.toml]
-                             [--set model.directory=… --set engine.slots=64]
+    gapless serve [MODEL] [--settings gapless.toml] [--slots 64 --set engine.kv_memory_gib=4]
 
 Ctrl-C or SIGTERM drains: open requests may end, new ones are refused. A second one ends the server at once.
 """
@@ -13,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 import setproctitle
 
@@ -22,20 +22,34 @@ from python_backends.cluster.policies import policy_of as cluster_policy
 from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.launcher import run_directories
-from python_backends.launcher.address import check_key
+from python_backends.launcher.address import API_KEY, check_key
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import STOPPING, Supervisor
+from python_backends.launcher.triton_files import lacking
 from python_backends.linux import quota
 from python_backends.linux.loop_processor import keep_off
 from python_backends.linux.time_slice import take_short_turns
 from python_backends.scheduling.policies import policy_of as scheduling_policy
-from python_backends.settings import SettingsError, add_arguments, of_command_line
+from python_backends.settings import AUTO, BUNDLED, SettingsError, add_arguments, of_command_line
 
 log = logging.getLogger("gapless")
 
+SHORT = (  # names that users of other servers know, and the settings that they mean
+    (("--host",), "server.address", "the address that all ports listen on"),
+    (("--port",), "front.port", "of the interface of OpenAI and the page"),
+    (("--slots", "--max-num-seqs"), "engine.slots", "most requests that are computed at the same time"),
+    (("--max-model-len",), "model.max_model_tokens", "most tokens of prompt and answer together"),
+    (("--dtype",), "model.dtype", "float32 or bfloat16"),
+    (("--device",), "model.device", "cpu or cuda"),
+    (("--ssl-certfile",), "front.tls_certificate", "for https, PEM"),
+    (("--ssl-keyfile",), "front.tls_key", "its private key, PEM"),
+)
 EPILOG = """\
-example: python -m commands.serve --set model.directory=/models/qwen --set engine.slots=64
+examples:
+  gapless serve Qwen/Qwen2.5-0.5B-Instruct --slots 64
+  gapless serve ./my-model --host 0.0.0.0 --port 9000 --api-key sk-mine
+  gapless serve my-model.gguf --set adapters.directory=adapters --set engine.kv_memory_gib=4
 
 A setting comes from the command line, else from the environment (GAPLESS_ENGINE__SLOTS for engine.slots),
 else from gapless.toml. These are all:
@@ -43,14 +57,43 @@ else from gapless.toml. These are all:
 
 
 def arguments() -> argparse.Namespace:
+    """A key goes into the environment, which the front inherits."""
     parser = argparse.ArgumentParser(
-        prog="gapless",
         description="Serves a language model on NVIDIA Triton Inference Server.",
         epilog=f"{EPILOG}\n{help_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a directory, a GGUF file, ORG/NAME on the hub, or bundled; default: SmolLM2-135M-Instruct",
+    )
     add_arguments(parser)
-    return parser.parse_args()
+    for names, setting, meaning in SHORT:
+        parser.add_argument(
+            *names,
+            action="append",
+            type=f"{setting}={{}}".format,
+            dest="overrides",
+            metavar=names[0].strip("-").upper(),
+            help=f"{meaning}: {setting}",
+        )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"that clients of /v1 have to send; {API_KEY} in the environment"
+    )
+    asked = parser.parse_args()
+    if asked.api_key:
+        os.environ[API_KEY] = asked.api_key
+    if asked.model is not None:
+        asked.overrides = [*asked.overrides, f"model.directory={_path_or_name(asked.model)}"]
+    return asked
+
+
+def _path_or_name(given: str) -> str:
+    """A path in full, so that it is found wherever the command was given."""
+    path = Path(given)
+    return str(path.absolute()) if given not in (AUTO, BUNDLED) and path.exists() else given
 
 
 def open_standard_files() -> None:
@@ -89,6 +132,8 @@ def main() -> int:
             # tritonserver and its models inherit this; instances set their own
             take_short_turns(interrupting=not gives_way)
             processors = keep_off() if gives_way else None
+            if missing := lacking():
+                raise SettingsError(missing)
             Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)

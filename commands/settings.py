@@ -7,7 +7,8 @@ import json
 import textwrap
 from typing import Any
 
-from python_backends.settings.all_settings import ROOT, TITLES, Settings
+from python_backends.settings.all_settings import TITLES, Settings
+from python_backends.settings.folders import FILE, ROOT
 from python_backends.settings.setting import allowed
 
 WIDTH = 110
@@ -64,4 +65,4 @@ def _help(section: str, field: dataclasses.Field[Any]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "gapless.toml").write_text(gapless_toml())
+    (ROOT / FILE).write_text(gapless_toml())

@@ -39,7 +39,7 @@ from front.origins import allow_origins
 from front.queue import Queue
 from front.shared_metrics import SharedMetrics
 from front.tokenizing import Tokenizing
-from python_backends.settings import ROOT, Settings
+from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
 
 OPEN = ("/health",)  # without a key
@@ -75,7 +75,7 @@ class App:
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
-        files = Files(ROOT / settings.front.directory / "files")
+        files = Files(WRITTEN / settings.front.directory / "files")
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [
             Route("/", self._root),

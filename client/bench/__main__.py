@@ -1,10 +1,10 @@
 """A load test against a running Gapless: latency and number of answers, and how many keep the limits.
 
-    make bench ARGS="--quick"                 a few requests
-    make bench ARGS="--concurrency 1 8 16"    closed loop: this many requests are always open
-    make bench ARGS="--rate 2 4 8"            Poisson arrivals: this many a second on average
-    make bench ARGS="--rate 4 --cv 3"         Gamma arrivals in bursts (cv: std / mean of the gaps)
-    make bench ARGS="--rate 4 --json b.json --plot b.png"
+    gapless bench --quick                 a few requests; in a checkout: make bench ARGS="--quick"
+    gapless bench --concurrency 1 8 16    closed loop: this many requests are always open
+    gapless bench --rate 2 4 8            Poisson arrivals: this many a second on average
+    gapless bench --rate 4 --cv 3         Gamma arrivals in bursts (cv: std / mean of the gaps)
+    gapless bench --rate 4 --json b.json --plot b.png
 
 Inputs: prompts of the bundled model's tasks (--inputs tasks), random words (--inputs random --words 100), or
 a file of JSON lines, each an object with text_input or messages and any parameters (--inputs my.jsonl). With
@@ -46,7 +46,7 @@ PICTURES = (".png", ".svg", ".pdf")
 def arguments() -> argparse.Namespace:
     """Ends the program with a line that names the option and the limit if one can't be used."""
     parser = argparse.ArgumentParser(
-        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gapless bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_url(parser)
     loads = parser.add_mutually_exclusive_group()
@@ -178,7 +178,8 @@ def main() -> int:
         return 1
     except GaplessError as error:
         print(
-            f"bench: {error}\nIs a server running? `make serve` starts one; --url sets its address.",
+            f"bench: {error}\nIs a server running? `gapless serve` or `make serve` starts one;"
+            " --url sets its address.",
             file=sys.stderr,
         )
         return 1

@@ -1,29 +1,29 @@
 """Trains LoRA adapters: gives jobs to a server, which trains them in the time that serving leaves, or trains
 them in this process.
 
-    python -m commands.finetune submit train.jsonl --name law [--rank 8 …]
-    python -m commands.finetune submit more.jsonl --from law
-    python -m commands.finetune submit train.jsonl --alone --name law [--rank 8 …]
-    python -m commands.finetune submit --alone --resume ftjob-…
-    python -m commands.finetune list | show JOB | events JOB | cancel JOB | tokens FILE
-    python -m commands.finetune export JOB DIRECTORY [--step 40]
+    gapless finetune submit train.jsonl --name law [--rank 8 …]
+    gapless finetune submit more.jsonl --from law
+    gapless finetune submit train.jsonl --alone --name law [--rank 8 …]
+    gapless finetune submit --alone --resume ftjob-…
+    gapless finetune list | show JOB | events JOB | cancel JOB | tokens FILE
+    gapless finetune export JOB DIRECTORY [--step 40]
 
 The server must have the same model.directory and finetuning.directory. It trains if it was started with
-make serve SET=adapters.directory=adapters. A job of --alone that was killed goes on with
---resume; one of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
+`gapless serve --set adapters.directory=adapters`. A job of --alone that was killed goes on with --resume; one
+of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from commands.called import called
 from commands.finetune.alone import new_job, read_data, train
 from commands.finetune.beginning import ADAPTER, ALPHA, RANK, TARGETS
 from commands.finetune.progress import plot, watch
@@ -32,7 +32,7 @@ from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.export import export
 from python_backends.finetuning.watchers import SERVE, refusals
-from python_backends.settings import ROOT, Settings, SettingsError, add_arguments, of_command_line
+from python_backends.settings import Settings, SettingsError, add_arguments, of_command_line
 
 
 def _submit(asked: argparse.Namespace, settings: Settings) -> None:
@@ -76,7 +76,10 @@ def _say_how(job: jobs.Job) -> None:
         return
     print(f"adapter: {job.directory / 'adapter'}")
     if adapter := job.options.get("adapter"):
-        print(f'it is served as lora_name = "{adapter}"; try it: make chat ARGS="--lora-name {adapter}"')
+        print(
+            f'it is served as lora_name = "{adapter}"; try it:'
+            f" {shlex.join([*called(), 'chat', '--lora-name', adapter])}"
+        )
     else:
         print("it is not served: a server with adapters.directory serves it; `export` puts it there")
 
@@ -104,8 +107,7 @@ def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
 def _command(asked: argparse.Namespace, *words: str) -> str:
     """This command line with another verb and the same settings."""
     overrides = [word for each in asked.overrides for word in ("--set", each)]
-    python = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(ROOT) else sys.executable
-    return shlex.join([python, "-m", "commands.finetune", *overrides, *words])
+    return shlex.join([*called(), "finetune", *overrides, *words])
 
 
 def _list(asked: argparse.Namespace, settings: Settings) -> None:
@@ -152,7 +154,7 @@ def _job(asked: argparse.Namespace, settings: Settings) -> jobs.Job:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m commands.finetune",
+        prog="gapless finetune",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -29,7 +29,7 @@ from python_backends.finetuning.job_fields import MAX_JOB_BYTES, checked
 from python_backends.linux.files import write_directory, write_whole
 from python_backends.linux.regular_files import read_regular
 from python_backends.nouns.training import AdapterShape
-from python_backends.settings import ROOT, Settings
+from python_backends.settings import Settings
 
 log = logging.getLogger("gapless.finetuning")
 
@@ -46,7 +46,7 @@ class JobError(ValueError):
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
     model = settings.model_directory
-    return ROOT / settings.finetuning.directory / f"{name_of(model)}-{open_source(model).digest()[:8]}"
+    return settings.finetuning_directory / f"{name_of(model)}-{open_source(model).digest()[:8]}"
 
 
 class Job:

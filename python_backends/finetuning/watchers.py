@@ -12,7 +12,13 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-SERVE = "make serve SET=adapters.directory=adapters"  # a server that trains
+from python_backends.settings import IS_INSTALLED
+
+SERVE = (  # a server that trains
+    "gapless serve --set adapters.directory=adapters"
+    if IS_INSTALLED
+    else "make serve SET=adapters.directory=adapters"
+)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
-from python_backends.settings import ROOT, ServerSettings
+from python_backends.settings import IS_INSTALLED, ROOT, ServerSettings
 
 QUESTION = "What is the capital of France?"
 
@@ -21,20 +21,33 @@ def invitation(server: ServerSettings, front_port: int = 0, is_https: bool = Fal
     if front_port:
         page = f"In a browser: http{'s' if is_https else ''}://{host}:{front_port}/\n\n"
         ports = f"OpenAI's interface {front_port} (/v1), {ports}"
-    python = Path(sys.executable)
-    if python.is_relative_to(ROOT):
-        python = python.relative_to(ROOT)
-    elsewhere = "" if host in (LOOPBACK, ALL_IPV4) else f" --host '{host}'"
-    stream = f"{python} client/stream.py{elsewhere} --port {server.grpc_port}"
+    is_usual = server.grpc_port == 8001 and host in (LOOPBACK, ALL_IPV4)
+    chat = _chat("" if is_usual else f"{host}:{server.grpc_port}")
     return f"""
 Gapless is ready on {server.address}: {ports}
 Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'
 
-  {stream} "{QUESTION}"
-
-  make chat{"" if server.grpc_port == 8001 and not elsewhere else f" URL='{host}:{server.grpc_port}'"}
+{_stream(host, server.grpc_port)}  {chat}
 
 {page}Ctrl-C ends it.
 """
+
+
+def _chat(url: str) -> str:
+    """`url`: empty where it is the usual one."""
+    if IS_INSTALLED:
+        return f"gapless chat --url '{url}'" if url else "gapless chat"
+    return f"make chat URL='{url}'" if url else "make chat"
+
+
+def _stream(host: str, port: int) -> str:
+    """The small program that is a file of the checkout."""
+    if IS_INSTALLED:
+        return ""
+    python = Path(sys.executable)
+    if python.is_relative_to(ROOT):
+        python = python.relative_to(ROOT)
+    elsewhere = "" if host in (LOOPBACK, ALL_IPV4) else f" --host '{host}'"
+    return f'  {python} client/stream.py{elsewhere} --port {port} "{QUESTION}"\n\n'

@@ -57,6 +57,25 @@ def locate(run_directory: Path, model_repository: Path, packages: Collection[str
     return TritonFiles(wheel / "bin/tritonserver", Path("backends"), libraries)
 
 
+def lacking() -> str:
+    """What is missing here for Triton and its Python backend; "": nothing."""
+    if CONTAINER_SERVER.exists():
+        return ""
+    wheel = Path(sysconfig.get_path("purelib"), "pytriton/tritonserver")
+    if not (wheel / "bin/tritonserver").exists():
+        return "the package nvidia-pytriton, which has tritonserver, is not installed"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not (wheel / "python_backend_stubs" / version).exists():
+        return f"nvidia-pytriton has no program for Python {version}: take 3.11 or 3.12"
+    library = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
+    if library.suffix == ".a" or not library.exists():
+        return (
+            "this Python has no shared library, which Triton's Python backend links:"
+            f" apt-get install libpython{version} brings Debian's"
+        )
+    return ""
+
+
 def _assemble_backend(wheel: Path, directory: Path) -> None:
     """Makes a directory of the Python backend with links to the wheel, and with the stub of *this* Python."""
     directory.mkdir(parents=True, exist_ok=True)

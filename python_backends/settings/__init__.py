@@ -3,7 +3,8 @@
 Any room may read them; they do not change after the start.
 """
 
-from python_backends.settings.all_settings import AUTO, BUNDLED, BUNDLED_DIRECTORY, ROOT, Settings
+from python_backends.settings.all_settings import AUTO, BUNDLED, BUNDLED_DIRECTORY, Settings
+from python_backends.settings.folders import IS_INSTALLED, ROOT, WRITTEN, configuration
 from python_backends.settings.reading import add_arguments, dump, load, of_command_line, read_settings
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
@@ -23,8 +24,10 @@ __all__ = [
     "AUTO",
     "BUNDLED",
     "BUNDLED_DIRECTORY",
+    "IS_INSTALLED",
     "ROOT",
     "TRAINS",
+    "WRITTEN",
     "AdapterSettings",
     "ClusterSettings",
     "EngineSettings",
@@ -40,6 +43,7 @@ __all__ = [
     "StreamSettings",
     "TensorRTLLMSettings",
     "add_arguments",
+    "configuration",
     "dump",
     "load",
     "of_command_line",

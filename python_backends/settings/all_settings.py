@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from python_backends.settings.folders import ROOT, WRITTEN
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
@@ -19,7 +20,6 @@ from python_backends.settings.sections.server import ServerSettings
 from python_backends.settings.sections.streams import StreamSettings
 from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 AUTO, BUNDLED = "auto", "bundled"  # for model.directory, besides paths and names on the hub
 BUNDLED_DIRECTORY = "models/bundled"
 TITLES = {  # of sections that most servers do not need
@@ -81,3 +81,13 @@ class Settings:
     def adapters_directory(self) -> Path | None:
         """None: there are no adapters."""
         return ROOT / self.adapters.directory if self.adapters.directory else None
+
+    @property
+    def finetuning_directory(self) -> Path:
+        """Of the jobs of all models."""
+        return WRITTEN / self.finetuning.directory
+
+    @property
+    def prediction_directory(self) -> Path:
+        """Of the request logs of all models."""
+        return WRITTEN / self.prediction.directory

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from python_backends.settings.all_settings import ROOT, Settings
+from python_backends.settings.all_settings import BUNDLED, Settings
+from python_backends.settings.folders import FILE, IS_INSTALLED, configuration
 from python_backends.settings.setting import Allowed, SettingsError, allowed
 
 RENAMED = {
@@ -28,6 +29,18 @@ RENAMED = {
     "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
 GONE = {("engine.kind", "openvino"): "auto"}  # a value, and what to write now
+PATHS = (
+    *(
+        "adapters.directory",
+        "finetuning.directory",
+        "front.directory",
+        "front.api_keys",
+        "front.tls_certificate",
+        "front.tls_key",
+    ),
+    *("model.directory", "prediction.directory", "prediction.encoder", "server.model_repository"),
+)
+OR_NAMES = ("model.directory", "prediction.encoder")  # these may be names of others
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
 
@@ -36,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings",
         type=Path,
-        default=ROOT / "gapless.toml",
         metavar="FILE",
-        help="those of the server; default: gapless.toml",
+        help=f"those of the server; default: {FILE} here, or in ~/.config/gapless"
+        if IS_INSTALLED
+        else f"those of the server; default: {FILE}",
     )
     parser.add_argument(
         "--set",
@@ -68,24 +82,52 @@ def _words(text: str) -> list[str]:
 
 def of_command_line(asked: argparse.Namespace) -> Settings:
     """The settings by the command line and the environment of this process. Raises SettingsError."""
-    return load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides), os.environ)
+    path = asked.settings or configuration(os.environ)
+    return load(path, dict(item.partition("=")[::2] for item in asked.overrides), os.environ)
 
 
 def load(
-    path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    path: Path | None,
+    overrides: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Reads the settings. `path` is a TOML file; `overrides` are texts by section.field. Raises
+    """Reads the settings. `path` is a TOML file, or None; `overrides` are texts by section.field. Raises
     SettingsError.
     """
+    table = _of_file(path) if path else {}
+    for name, text in {**_of_environment(environment or {}), **(overrides or {})}.items():
+        section, _, field = name.partition(".")
+        table.setdefault(section, {})[field] = _placed(name, _parse(name, text), Path.cwd())
+    return _settings(table)
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """Raises SettingsError."""
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:  # ValueError: not TOML, or not UTF-8
         raise SettingsError(f"{path}: {error}") from error
     _check_sections(table)
-    for name, text in {**_of_environment(environment or {}), **(overrides or {})}.items():
-        section, _, field = name.partition(".")
-        table.setdefault(section, {})[field] = _parse(name, text)
-    return _settings(table)
+    return {
+        section: {
+            field: _placed(f"{section}.{field}", value, path.absolute().parent)
+            for field, value in values.items()
+        }
+        for section, values in table.items()
+    }
+
+
+def _placed(name: str, value: Any, folder: Path) -> Any:
+    """In an installed Gapless a relative path that a user gives begins in `folder`: that of the file, or the
+    one where the command was given. A default, and a word that is no path, stay as they are.
+    """
+    if not (IS_INSTALLED and name in PATHS and isinstance(value, str)):
+        return value
+    section, _, field = name.partition(".")
+    if value in ("", BUNDLED, getattr(getattr(Settings(), section), field)):
+        return value
+    path = folder / value
+    return str(path) if path.exists() or name not in OR_NAMES else value
 
 
 def dump(settings: Settings, path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.tiny_models import Serving, TinyModel, random_requests
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Where a processor that has what is needed would find it."""
-    monkeypatch.setattr(library, "ROOT", tmp_path)
+    monkeypatch.setattr(library, "WRITTEN", tmp_path)
     monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDED[Kind.AVX512_BF16])
     library.library.cache_clear()
     yield tmp_path / "run" / "compiled"

@@ -14,7 +14,7 @@ ODD = """/a b/c"d'e;$HOME`id`#(é)\\"""
 
 
 def words_of(target: str, **variables: str) -> list[str]:
-    """The words after `python -m`, with a program in place of Python that prints them."""
+    """The words after the name of the command, with a program in place of Python that prints them."""
     # as in a shell: a make that runs this test would add lines
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     given = [f"{name}={value}" for name, value in variables.items()]
@@ -26,7 +26,9 @@ def words_of(target: str, **variables: str) -> list[str]:
         text=True,
         check=True,
     )
-    return done.stdout.splitlines()[2:]
+    words = done.stdout.splitlines()
+    assert words[:2] == ["-m", "commands"]
+    return words[3:]
 
 
 @pytest.mark.parametrize("model", ["models/x", "/my model", ODD])

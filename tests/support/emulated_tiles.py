@@ -21,5 +21,5 @@ def compiled_with_emulated_tiles(directory: Path) -> Path:
     real = shlex.quote(os.environ.get("CXX", "g++"))
     compiler.write_text(f'#!/bin/sh\nexec {real} -include {shlex.quote(str(HEADER))} "$@"\n')
     compiler.chmod(0o755)
-    with patch.dict(os.environ, CXX=str(compiler)), patch.object(library, "ROOT", directory):
+    with patch.dict(os.environ, CXX=str(compiler)), patch.object(library, "WRITTEN", directory):
         return library.compiled(Kind.AMX)

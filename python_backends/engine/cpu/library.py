@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from python_backends.linux.processor import processor_flags
-from python_backends.settings import ROOT
+from python_backends.settings import WRITTEN
 
 log = logging.getLogger("gapless.instance")
 
@@ -120,7 +120,7 @@ def is_kept() -> bool:
 
 
 def _path(kind: Kind) -> Path:
-    return ROOT / "run" / "compiled" / f"layers-{kind}-{_digest(kind)}.so"
+    return WRITTEN / "run" / "compiled" / f"layers-{kind}-{_digest(kind)}.so"
 
 
 def _compile(kind: Kind, path: Path) -> None:

@@ -1,16 +1,19 @@
-"""`pip install .` brings the client as the package `gapless`, and nothing else under any other name."""
+"""`pip install .` brings the package `gapless`, with the server inside it, and no other name."""
 
 from __future__ import annotations
 
-import shutil
+import re
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from python_backends.settings import ROOT
+from tests.support.wheel import built
+
 USE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -20,42 +23,49 @@ from gapless.bench.inputs import TASKS
 
 assert gapless.__file__.startswith(sys.argv[1]), gapless.__file__
 assert len(TASKS.read_text().splitlines()) > 100
-assert "client" not in sys.modules and "python_backends" not in sys.modules
+assert not {"client", "commands", "front", "python_backends", "torch"} & set(sys.modules)
 with Client("127.0.0.1:1") as client:
     assert not client.is_ready()
 print("works")
 """
+KEPT = {".py", ".jsonl", ".typed", ".json"}  # of the client
+SERVER = ("client", "commands", "front", "model_repository", "models/bundled", "python_backends")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `pip install .` builds it, without the network: setuptools is in the environment."""
-    source, built = tmp_path_factory.mktemp("source") / "gapless", tmp_path_factory.mktemp("built")
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "models", "docs", "run")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [*command, "--wheel-dir", str(built), str(source)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not (source / "build/lib").exists(), "build/ has other things"
-    (made,) = built.glob("*.whl")
-    return made
+    return built(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_package_has_the_client_and_its_data_and_nothing_else(wheel: Path) -> None:
+def files_below(folder: Path) -> set[str]:
+    """Those that git keeps, by their paths from there."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    return {name for name in names.split("\0") if name and (folder / name).is_file()}
+
+
+def test_the_package_has_the_client_the_server_and_their_data_and_nothing_else(wheel: Path) -> None:
     packed = zipfile.ZipFile(wheel).namelist()
     files = {name.removeprefix("gapless/") for name in packed if not name.startswith("gapless-0")}
-    kept = {".py", ".jsonl", ".typed", ".json"}
-    here = {path.relative_to(ROOT / "client") for path in (ROOT / "client").rglob("*") if path.suffix in kept}
-    assert files == {str(path) for path in here}
+    client = {name for name in files_below(ROOT / "client") if Path(name).suffix in KEPT}
+    server = {f"server/{folder}/{name}" for folder in SERVER for name in files_below(ROOT / folder)}
+    assert files == client | server
 
 
-def test_it_works_where_nothing_of_this_repository_is(wheel: Path, tmp_path: Path) -> None:
+def test_what_serving_needs_is_pinned_and_wanted_only_where_it_serves(wheel: Path) -> None:
+    packed = zipfile.ZipFile(wheel)
+    (name,) = (name for name in packed.namelist() if name.endswith("/METADATA"))
+    wanted = Parser().parsestr(packed.read(name).decode()).get_all("Requires-Dist", [])
+    lines = {line for line in wanted if "platform_machine" in line}
+    locked = re.findall(r"^\S+==\S+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert len(locked) > 50
+    assert {line.partition(";")[0] for line in lines} >= set(locked)
+    assert {line.partition("==")[0] for line in lines} >= {"torch", "nvidia-pytriton"}
+    others = {line for line in wanted if line not in lines and "extra ==" not in line}
+    assert others == {"tritonclient[grpc]>=2.50", "grpcio", "numpy"}
+
+
+def test_the_client_works_where_nothing_of_this_repository_is(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     command = [sys.executable, "-I", "-c", USE, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,32 @@
+"""The wheel that `pip install .` builds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from python_backends.settings import ROOT
+
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", ".perf", ".gpu-wheels", "__pycache__", "*.egg-info")
+
+
+def built(place: Path) -> Path:
+    """Without the network: setuptools is in the environment. `place` is an empty folder."""
+    source, made = place / "source", place / "made"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT, "docs", "run", "tests", "benchmarks")
+    )
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(made), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (source / "build/lib").exists(), "build/ has other things"
+    (wheel,) = made.glob("*.whl")
+    return wheel
