@@ -98,7 +98,7 @@ LAYERS = "engine.kind = torch: with layers in C++"
         (AVX512, {}, {"dtype": "bfloat16"}, LAYERS),
         (AVX2, {}, {}, LAYERS),
         (AVX2, {}, {"weights": "int8"}, LAYERS),
-        ({"avx", "avx2"}, {}, {}, "without layers in C++: the processor has no fma"),
+        ({"avx", "avx2", "f16c"}, {}, {}, "without layers in C++: the processor has no fma"),
         (
             AVX2,
             {"intermediate_size": 100},
