@@ -66,7 +66,9 @@ class DirectorySource:
     def tensors(self) -> Mapping[str, Stored]:
         return self._stored if self._quantised is None else self._quantised.tensors
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+    def read(
+        self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         def read(stored: str) -> torch.Tensor:
             return weight_files.read(stored, self._stored[stored], device)
 

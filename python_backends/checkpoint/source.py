@@ -65,9 +65,12 @@ class Source(Protocol):
         """By the names of transformers' modules; empty: there are no weights."""
         ...
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A tensor of `tensors`, in the type in which it is stored; of GGUF, in float32. It may be mapped
-        from its file: copy what is kept. Brings torch along.
+    def read(
+        self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A tensor of `tensors`, in the type in which it is stored; of GGUF in float32, or a matrix in
+        `dtype`, without a copy in float32 of all of it. It may be mapped from its file: copy what is kept.
+        Brings torch along.
         """
         ...
 

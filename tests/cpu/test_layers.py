@@ -284,7 +284,8 @@ class Computed:
         heads = model.heads
         shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
         self._cache = KVCache(shape, 32, torch.device("cpu"))
-        described = PackedModel(model.described(), model.described_layers(), POSITIONS, state_layer)
+        described = PackedModel(model.described(), POSITIONS, state_layer)
+        described.take(model.described_layers())
         self._open = described.open(path, self._cache, threads)
         gated = model.layers[0].feed_forward.gated
         self._adapters: AdapterSlots[PackedAdapter] = AdapterSlots()

@@ -36,7 +36,7 @@ class ModelSource:
     def tokenizer(self) -> Any:
         raise NotImplementedError
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
+    def read(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         return self._weights[name].to(device)
 
     def digest(self) -> str:

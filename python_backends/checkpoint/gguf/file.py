@@ -69,18 +69,18 @@ class GgufSource:
         tensors.check_places(found, self._header)
         return {name: found[own] for name, own in self._names.items()}
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
-        import torch
-
+    def read(
+        self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         changed = tensors.as_transformers_has_it(self._architecture, self._num_heads)
         own = self._names[name]
         try:
-            values = changed(own, tensors.values_of(self.tensors[name], own))
+            values = changed(own, tensors.values_of(self.tensors[name], own, dtype))
         except (OSError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{self._file}: tensor {own} can't be read: {error}") from error
-        return torch.from_numpy(values).to(device)
+        return values.to(device)
 
     def digest(self) -> str:
         try:

@@ -6,15 +6,17 @@ import re
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from python_backends.checkpoint.gguf.architectures import OUTSIDE, Architecture
 from python_backends.checkpoint.gguf.header import Entry, Header, aligned
 from python_backends.checkpoint.source import CheckpointError, Stored
 
-Values = NDArray[np.float32]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read by `rotary`
 CHUNK = 1 << 18  # numbers that are dequantised at once: the package holds several copies of them
@@ -67,23 +69,26 @@ def check_places(found: Mapping[str, Stored], header: Header) -> None:
         end = aligned(end + each.num_bytes, header.alignment)
 
 
-def values_of(where: Stored, name: str) -> Values:
-    """Dequantised, some rows at a time, in a memory of their own. Raises CheckpointError for a type that gguf
-    can't read.
+def values_of(where: Stored, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Dequantised some rows at a time, in a memory of their own: vectors in float32, matrices in `dtype` if
+    that is named. Raises CheckpointError for a type that gguf can't read.
     """
+    import torch
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind, columns = GGMLQuantizationType[where.dtype], where.shape[-1]
     content = np.memmap(where.file, np.uint8, "r", where.begin or 0, (where.num_bytes,))
     plain = {"F32": np.float32, "F16": np.float16}.get(where.dtype)
-    values = np.empty((prod(where.shape[:-1]), columns), np.float32)
+    is_vector = len(where.shape) == 1  # a norm, from which 1 may be taken
+    values = torch.empty((prod(where.shape[:-1]), columns), dtype=torch.float32 if is_vector else dtype)
     rows = content.reshape(len(values), -1)
     size = max(1, CHUNK // max(1, columns))
     try:
         for first in range(0, len(values), size):
             some = rows[first : first + size]
-            values[first : first + size] = dequantize(some if plain is None else some.view(plain), kind)
+            made = dequantize(some if plain is None else some.view(plain), kind)
+            values[first : first + size] = torch.from_numpy(made)
     except NotImplementedError as error:
         raise CheckpointError(f"{where.file}: tensor {name} is of {where.dtype}: {error}") from error
     return values.reshape(where.shape)
@@ -91,10 +96,10 @@ def values_of(where: Stored, name: str) -> Values:
 
 def as_transformers_has_it(
     architecture: Architecture, heads: Callable[[str], int]
-) -> Callable[[str, Values], Values]:
+) -> Callable[[str, Tensor], Tensor]:
     """A function of a tensor's name in the file and its values. `heads`: those of "attn_q" or "attn_k"."""
 
-    def changed(name: str, values: Values) -> Values:
+    def changed(name: str, values: Tensor) -> Tensor:
         layer = LAYER.fullmatch(name)
         module = layer[2] if layer else name.rpartition(".")[0]
         if architecture.permuted and module in ("attn_q", "attn_k"):
@@ -106,7 +111,7 @@ def as_transformers_has_it(
     return changed
 
 
-def _halves_turn(values: Values, heads: int) -> Values:
+def _halves_turn(values: Tensor, heads: int) -> Tensor:
     """Rows 0, 1, 2 … of a head were its dimensions 0, dim / 2, 1, dim / 2 + 1 …."""
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return pairs.swapaxes(1, 2).reshape(values.shape)

@@ -103,12 +103,12 @@ class StepTable(ctypes.Structure):
 
 
 class PackedModel:
-    """For sequences of up to `num_positions` tokens."""
+    """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
-    def __init__(
-        self, model: Model, layers: Iterable[Layer], num_positions: int, state_layer: int = 0
-    ) -> None:
-        """`state_layer`: after so many layers the hidden states are given; 0: they are not."""
+    def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
+        """`state_layer`: after so many layers the hidden states are given; 0: they are not. Of `model`
+        nothing is kept that lies here packed.
+        """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
         self._memory = WeightMemory()
@@ -120,18 +120,13 @@ class PackedModel:
         ]
         self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
         head = self._packed(model.head)
-        rows = [self._layer(layer) for layer in layers]
-        self._layers = (LayerTable * len(rows))(*rows)
-        self.is_gated = bool(rows[0].gated)  # all are or none
         heads = model.heads
         self._table = ModelTable(
-            layers=self._layers,
             rotaries=self._rotaries,
             embedding=None if model.is_tied else self._place(model.embedding),
             norm=self._norm(model.norm),
             head=head,
             format=FORMATS[self._dtype],
-            num_layers=len(rows),
             num_rotaries=len(tables),
             state_layer=state_layer,
             hidden=self.hidden,
@@ -143,6 +138,13 @@ class PackedModel:
             logit_scale=model.logit_scale,
             logit_softcap=model.logit_softcap or 0.0,
         )
+
+    def take(self, layers: Iterable[Layer]) -> None:
+        """All of them, one at a time."""
+        rows = [self._layer(layer) for layer in layers]
+        self._layers = (LayerTable * len(rows))(*rows)
+        self._table.layers, self._table.num_layers = self._layers, len(rows)
+        self.is_gated = bool(rows[0].gated)  # all are or none
 
     def open(self, library: Path, cache: KVCache, threads: int) -> OpenModel:
         """With keys and values in `cache`. `threads`: with the one that calls."""

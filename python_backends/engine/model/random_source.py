@@ -37,7 +37,7 @@ class RandomSource:
     def tokenizer(self) -> Any:
         raise NotImplementedError("random weights have no tokenizer")
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
+    def read(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         shape, on = self.tensors[name].shape, torch.device(device)
         if len(shape) == 1:  # a norm or a bias
             value = 0.0 if name.endswith(".bias") else self._norm

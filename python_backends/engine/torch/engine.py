@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
 from python_backends.engine.largest_steps import largest_steps
+from python_backends.engine.model.description import Layer
 from python_backends.engine.model.limits import (
     block_shape,
     declared_tokens,
@@ -103,9 +104,9 @@ class TorchEngine:
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
-            packed = PackedModel(description, layers, self.limits.max_model_tokens, self.limits.state_layer)
-            del description, layers
-            self._open_layers(packed, layers_library, shape, settings.engine.threads)
+            packed = PackedModel(description, self.limits.max_model_tokens, self.limits.state_layer)
+            del description  # the embedding as it was read
+            self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
             return
         self.decoder = Decoder(
             description, layers, self.limits.max_model_tokens, self._kernels, self.limits.state_layer
@@ -127,8 +128,11 @@ class TorchEngine:
             self._launcher.timer = cuda_timer(self.device)
         self._show_blocks(shape)
 
-    def _open_layers(self, packed: PackedModel, path: Path, shape: BlockShape, threads: int) -> None:
+    def _open_layers(
+        self, packed: PackedModel, layers: Iterable[Layer], path: Path, shape: BlockShape, threads: int
+    ) -> None:
         """All steps are theirs."""
+        packed.take(layers)
         # one for rows of padding, which training has
         self.cache = KVCache(shape, self.limits.num_blocks + 1, self.device)
         self.state = SlotState(self.limits, self.device)
