@@ -88,7 +88,7 @@ def values_of(where: Stored, name: str, dtype: torch.dtype | None = None) -> Ten
         for first in range(0, len(values), size):
             some = rows[first : first + size]
             made = dequantize(some if plain is None else some.view(plain), kind)
-            values[first : first + size] = torch.from_numpy(made)
+            values[first : first + size] = torch.from_numpy(np.require(made, requirements="W"))
     except NotImplementedError as error:
         raise CheckpointError(f"{where.file}: tensor {name} is of {where.dtype}: {error}") from error
     return values.reshape(where.shape)

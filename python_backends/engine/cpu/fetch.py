@@ -2,7 +2,7 @@
 and the faster one is used.
 
 The second cache is faster on an AMD Zen 4, the first one on a Zen 5 (docs/notebook/cpu_steps.md). Results do
-not depend on the cache. Called when layers are opened.
+not depend on the cache. Called before weights are read: the trial's own take 96 MiB for a while.
 """
 
 from __future__ import annotations

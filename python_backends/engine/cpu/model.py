@@ -15,7 +15,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from python_backends.engine.cpu.fetch import use_faster_cache
 from python_backends.engine.cpu.weight_memory import WeightMemory, packed, packed_groups, tiled
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import (
@@ -209,7 +208,6 @@ class OpenModel:
 
     def __init__(self, library: Path, model: PackedModel, table: ModelTable, threads: int) -> None:
         self.model = model  # the library reads its numbers where they lie
-        use_faster_cache(library)
         functions = ctypes.CDLL(str(library))
         functions.gapless_open.restype = c_void_p
         functions.gapless_step.argtypes = [c_void_p, POINTER(StepTable)]

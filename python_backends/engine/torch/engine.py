@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from python_backends.engine.cpu.fetch import use_faster_cache
 from python_backends.engine.cpu.library import library
 from python_backends.engine.cpu.model import PackedModel
 from python_backends.engine.cpu.served import obstacle
@@ -270,7 +271,10 @@ def _library(settings: Settings) -> Path | None:
     if why := obstacle(settings):
         log.info("torch's operators compute, no layers of ours: %s", why)
         return None
-    return library()
+    path = library()
+    if path is not None:
+        use_faster_cache(path)
+    return path
 
 
 def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
