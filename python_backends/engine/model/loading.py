@@ -64,7 +64,7 @@ class Weights:
 
     def _piece(self, name: str, dtype: torch.dtype | None) -> Tensor:
         try:
-            read = self._source.read(name, self.device, self.dtype)
+            read = self._source.read(name, self.device, dtype)
         except CheckpointError as error:
             raise refused(self._source, error) from error
         own = read.to(dtype or read.dtype)
