@@ -17,6 +17,10 @@ from starlette.types import Receive, Scope, Send
 from client.async_client import AsyncClient
 from front.anthropic.answer import answer_message
 from front.anthropic.errors import PATH
+from front.batches.pace import Pace
+from front.batches.routes import BatchRoutes
+from front.batches.store import BatchStore
+from front.batches.work import BatchWork
 from front.bodies import Bodies
 from front.chat import answer_chat
 from front.completions import answer_completion
@@ -50,6 +54,7 @@ POSTS: dict[str, Answer] = {
     "/v1/responses": answer_response,
     PATH: answer_message,
 }
+BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class App:
@@ -75,7 +80,10 @@ class App:
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
-        files = Files(WRITTEN / settings.front.directory / "files")
+        kept = WRITTEN / settings.front.directory
+        files, batches = Files(kept / "files"), BatchStore(kept / "batches" / model.key)
+        asked = {path: self._asked(POSTS[path]) for path in BATCHED}
+        self.batches = BatchWork(batches, files, Pace(self._queue.now), asked)
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [
             Route("/", self._root),
@@ -91,6 +99,7 @@ class App:
             *self._live.routes,
             *FileRoutes(files).routes,
             *FineTuningRoutes(settings, model, files, self._bodies).routes,
+            *BatchRoutes(batches, files, self._bodies, BATCHED).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -157,6 +166,9 @@ class App:
             return answer(await self._bodies.read(request), self._model, self._client)
 
         return endpoint
+
+    def _asked(self, answer: Answer) -> Callable[[bytes], Response]:
+        return lambda body: answer(body, self._model, self._client)
 
     def _apart(self, work: Callable[[bytes], Any]) -> Any:
         """What would keep others waiting is done in another thread."""

@@ -29,6 +29,7 @@ class ResponsesAsk(Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    priority: int | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
@@ -51,6 +52,7 @@ class ResponsesAsk(Struct, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
+            priority=self.priority,
         )
 
     @property

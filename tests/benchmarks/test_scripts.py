@@ -32,6 +32,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "coserving": (),
     "drift": (),
     "agreement": (),
+    "batches": (),
     "front_cost": ("--part", "toy"),
     "guided_cost": (),
     "finetuning_memory": (),

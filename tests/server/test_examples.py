@@ -140,6 +140,7 @@ def is_of_the_job(said: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "anthropic_tool.py": is_a_call_with_an_answer,
     "batch.py": has_eight_answers,
+    "batch_http.py": has_eight_answers,
     "chat.mjs": is_text,
     "chat_stream.py": has_usage,
     "curl.sh": has_three_answers,

@@ -167,7 +167,10 @@ class Front:
                     app, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
                 )
                 self._server = uvicorn.Server(config)
+                batches = asyncio.create_task(app.batches.run())
                 await self._server.serve()
+                batches.cancel()
+                await asyncio.gather(batches, return_exceptions=True)
 
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
         self._thread.start()

@@ -1,0 +1,172 @@
+"""Answers the batches one after the other, the oldest first, in the process that holds their lock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from starlette.responses import Response
+
+from front.batches.answering import Asked, entry_of
+from front.batches.pace import TURN_S, Pace
+from front.batches.store import CANCEL, ENDED, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_lines
+from front.files.store import Files
+from python_backends.finetuning.files import append_line
+from python_backends.finetuning.files import read_lines as read_values
+
+log = logging.getLogger("gapless.front")
+
+LOOK_EVERY_S = 1.0  # for new batches
+WRITE_EVERY_S = 1.0  # how far a batch is
+PURPOSE = "batch_output"
+EXPIRED = {"code": "batch_expired", "message": "the batch's completion_window was over before its turn came"}
+
+
+class BatchWork:
+    """`answer` is what answers a body, by endpoint."""
+
+    def __init__(
+        self, store: BatchStore, files: Files, pace: Pace, answers: dict[str, Callable[[bytes], Response]]
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._pace = pace
+        self._answers = answers
+        self._lock: BinaryIO | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. What fails is tried again."""
+        last = ""
+        try:
+            while True:
+                try:
+                    await self._look()
+                except Exception as error:
+                    if str(error) != last:
+                        log.exception("batches can't be answered: %s", error)
+                    last = str(error)
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+
+    async def _look(self) -> None:
+        self._lock = self._lock or self._store.lock()
+        if self._lock is None:
+            return
+        for batch in reversed(await asyncio.to_thread(self._store.all)):
+            if batch.status not in ENDED:
+                asked = Asked(self._answers[batch.endpoint])
+                await _Run(batch, self._store, self._files, asked).go(self._pace)
+
+
+class _Run:
+    """One batch from where it stands to its end."""
+
+    def __init__(self, batch: Batch, store: BatchStore, files: Files, asked: Asked) -> None:
+        self._batch = batch
+        self._store = store
+        self._files = files
+        self._asked = asked
+        self._place = store.place(batch)
+        self._open: set[asyncio.Task[None]] = set()
+        self._written_s = time.monotonic()
+
+    async def go(self, pace: Pace) -> None:
+        lines = self._left(await asyncio.to_thread(self._answered))
+        status = ""
+        try:
+            while not (status := self._ending()):
+                most, is_over = await pace.most(len(self._open)), False
+                while len(self._open) < most and not is_over:
+                    line = next(lines, None)
+                    is_over = line is None
+                    if line is not None:
+                        self._open.add(asyncio.create_task(self._answer(line)))
+                if is_over and not self._open:
+                    status = "completed"
+                    break
+                await self._wait()
+        finally:
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+        if status == "expired":
+            for line in self._left(await asyncio.to_thread(self._answered)):
+                self._note(False, entry_of(line, None, EXPIRED))
+        await asyncio.to_thread(self._end, status)
+
+    def _answered(self) -> set[str]:
+        """The custom_id of each request that has an answer, or an error; counts them."""
+        for name in (OUTPUT, ERRORS):
+            _mend(self._place / name)
+        found = [read_values(self._place / name) for name in (OUTPUT, ERRORS)]
+        self._batch.request_counts.completed, self._batch.request_counts.failed = map(len, found)
+        return {str(value.get("custom_id")) for values in found for value in values}
+
+    def _left(self, answered: set[str]) -> Iterator[Line]:
+        lines = read_lines(self._place / INPUT, self._batch.endpoint)
+        return (line for line in lines if line.custom_id not in answered)
+
+    def _ending(self) -> str:
+        """The status with which it ends now; empty: it goes on."""
+        if (self._place / CANCEL).exists():
+            return "cancelled"
+        return "expired" if time.time() >= (self._batch.expires_at or math.inf) else ""
+
+    async def _wait(self) -> None:
+        """For the next answer, at most TURN_S. Raises what a request has raised."""
+        if self._open:
+            done, self._open = await asyncio.wait(
+                self._open, timeout=TURN_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
+        else:
+            await asyncio.sleep(TURN_S)
+        if time.monotonic() - self._written_s > WRITE_EVERY_S:
+            self._written_s = time.monotonic()
+            await asyncio.to_thread(self._store.write, self._batch)
+
+    async def _answer(self, line: Line) -> None:
+        self._note(*await self._asked.entry(line))
+
+    def _note(self, is_answered: bool, entry: dict[str, Any]) -> None:
+        append_line(self._place / (OUTPUT if is_answered else ERRORS), entry)
+        counts = self._batch.request_counts
+        counts.completed += is_answered
+        counts.failed += not is_answered
+
+    def _end(self, status: str) -> None:
+        batch = self._batch
+        batch.output_file_id = self._file(OUTPUT)
+        batch.error_file_id = self._file(ERRORS)
+        batch.status = status
+        setattr(batch, f"{status}_at", int(time.time()))
+        self._store.write(batch)
+
+    def _file(self, name: str) -> str | None:
+        """What was written becomes a file that clients read; None: nothing was."""
+        path = self._place / name
+        if not path.exists():
+            return None
+        with path.open("rb") as lines:
+            added = self._files.add(
+                f"{self._batch.id}_{name}", PURPOSE, lambda file: shutil.copyfileobj(lines, file)
+            )
+        return added.id
+
+
+def _mend(path: Path) -> None:
+    """A line that a killed process has cut off is removed."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)

@@ -1,0 +1,247 @@
+"""/v1/batches by OpenAI's own client, over a stand-in ensemble and a stand-in scheduler model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from front.batches import pace, work
+from front.batches.pace import Pace
+from front.keys import Keys
+from tests.support.ensemble import Ensemble, Front
+from tests.support.status import Scheduler, instance, request, status
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LEAST = -(2**31 - 1)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(work, "WRITE_EVERY_S", 0.02)
+    monkeypatch.setattr(work, "TURN_S", 0.02)
+    monkeypatch.setattr(pace, "TURN_S", 0.02)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    made = Scheduler(tmp_path, status())
+    yield made
+    made.close()
+
+
+def line(number: int, **changes: Any) -> dict[str, Any]:
+    body = {"prompt": f"prompt {number}", "max_tokens": 4, **changes}
+    return {"custom_id": f"{number}", "method": "POST", "url": COMPLETION, "body": body}
+
+
+def uploaded(sdk: openai.OpenAI, *lines: Any) -> str:
+    text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
+    return sdk.files.create(file=("requests.jsonl", text.encode()), purpose="batch").id
+
+
+def created(sdk: openai.OpenAI, *lines: Any, **changes: Any) -> Any:
+    asked = {"endpoint": COMPLETION, "completion_window": "24h", **changes}
+    return sdk.batches.create(input_file_id=uploaded(sdk, *lines), **asked)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def ended(sdk: openai.OpenAI, batch_id: str) -> Any:
+    wait_for(lambda: sdk.batches.retrieve(batch_id).status in ("completed", "cancelled", "expired"))
+    return sdk.batches.retrieve(batch_id)
+
+
+def lines_of(sdk: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    found = [json.loads(each) for each in sdk.files.content(file_id).text.splitlines()]
+    by_id = {each["custom_id"]: each for each in found}
+    assert len(by_id) == len(found), "each once"
+    return by_id
+
+
+def test_all_requests_of_a_file_are_answered_at_the_least_priority(
+    sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler
+) -> None:
+    made = created(sdk, *map(line, range(30)), metadata={"of": "test"})
+    assert (made.object, made.status, made.endpoint) == ("batch", "in_progress", COMPLETION)
+    batch = ended(sdk, made.id)
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (30, 30, 0)
+    assert batch.metadata == {"of": "test"}
+    assert batch.completed_at >= batch.created_at
+    assert batch.error_file_id is None
+    found = lines_of(sdk, batch.output_file_id)
+    assert found.keys() == {f"{number}" for number in range(30)}
+    for each in found.values():
+        assert each["response"]["status_code"] == 200
+        assert each["response"]["body"]["choices"][0]["text"] == "readAll\u2028Lines"
+        assert each["error"] is None
+    assert {asked["request_priority"] for asked in ensemble.asked} == {LEAST}
+    assert sdk.files.retrieve(batch.output_file_id).purpose == "batch_output"
+    assert [each.id for each in sdk.batches.list()] == [made.id]
+
+
+@pytest.mark.parametrize("url", [CHAT, "/v1/responses"])
+def test_other_interfaces_are_asked_too(
+    sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler, url: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} if url == CHAT else {"input": "a"}
+    asked = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+    batch = ended(sdk, created(sdk, asked, endpoint=url).id)
+    assert lines_of(sdk, batch.output_file_id)["a"]["response"]["status_code"] == 200
+    assert ensemble.asked[0]["request_priority"] == LEAST
+
+
+def test_what_is_refused_goes_to_the_file_of_errors(sdk: openai.OpenAI, scheduler: Scheduler) -> None:
+    made = created(sdk, line(0), line(1, temperature="hot"), line(2, stream=True), line(3, model="other"))
+    batch = ended(sdk, made.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 1, 3)
+    found = lines_of(sdk, batch.error_file_id)
+    said = {name: each["response"]["body"]["error"]["param"] for name, each in found.items()}
+    assert said == {"1": "temperature", "2": "stream", "3": "model"}
+    assert [each["response"]["status_code"] for each in found.values()].count(400) == 2
+
+
+def test_a_request_without_a_place_in_the_queue_is_asked_again(
+    sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("front.batches.answering.AGAIN_S", 0.01)
+    ensemble.errors = ["too many open requests [queue_full]"] * 3
+    batch = ended(sdk, created(sdk, line(0), line(1)).id)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 0)
+    assert len(ensemble.asked) > 2
+
+
+def test_after_a_restart_the_front_goes_on_where_it_was(
+    ensemble: Ensemble, model: Path, tmp_path: Path, scheduler: Scheduler
+) -> None:
+    ensemble.pause_s = 0.05
+    first = Front(ensemble, model, tmp_path, Keys(()))
+    with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as sdk:
+        made = created(sdk, *map(line, range(40)))
+        wait_for(lambda: sdk.batches.retrieve(made.id).request_counts.completed >= 5)
+    first.close()
+    (output,) = (tmp_path / "front directory").glob("batches/*/*/output.jsonl")
+    before = output.read_text().splitlines()
+    assert 5 <= len(before) < 40
+    with output.open("a") as file:
+        file.write('{"custom_id": "39", "resp')  # cut off
+    second = Front(ensemble, model, tmp_path, Keys(()))
+    with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as sdk:
+        batch = ended(sdk, made.id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 40)
+        text = sdk.files.content(batch.output_file_id).text.splitlines()
+    second.close()
+    assert text[: len(before)] == before
+    assert sorted(int(json.loads(each)["custom_id"]) for each in text) == list(range(40))
+
+
+def test_of_two_fronts_one_answers(
+    sdk: openai.OpenAI, ensemble: Ensemble, model: Path, tmp_path: Path, scheduler: Scheduler
+) -> None:
+    other = Front(ensemble, model, tmp_path, Keys(()))
+    batch = ended(sdk, created(sdk, *map(line, range(20))).id)
+    other.close()
+    assert batch.request_counts.completed == 20
+    assert len(ensemble.asked) == 20
+
+
+def test_a_cancelled_batch_keeps_what_was_answered(
+    sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler
+) -> None:
+    ensemble.pause_s = 0.05
+    made = created(sdk, *map(line, range(100)))
+    wait_for(lambda: sdk.batches.retrieve(made.id).request_counts.completed >= 2)
+    assert sdk.batches.cancel(made.id).status in ("cancelling", "cancelled")
+    batch = ended(sdk, made.id)
+    assert batch.status == "cancelled"
+    assert len(lines_of(sdk, batch.output_file_id)) == batch.request_counts.completed < 100
+    with pytest.raises(openai.BadRequestError, match="it has ended already"):
+        sdk.batches.cancel(made.id)
+
+
+def test_what_was_not_answered_within_the_window_is_an_error(
+    sdk: openai.OpenAI, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.said = status(instances=[])  # no instance, so nothing is answered
+    made = created(sdk, line(0), line(1), completion_window="1h")
+    assert made.expires_at == made.created_at + 3600
+    now = time.time()
+    monkeypatch.setattr(work.time, "time", lambda: now + 3601)
+    batch = ended(sdk, made.id)
+    assert batch.status == "expired"
+    found = lines_of(sdk, batch.error_file_id)
+    assert [each["error"]["code"] for each in found.values()] == ["batch_expired"] * 2
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (line(0), {"endpoint": "/v1/embeddings"}, "endpoint = '/v1/embeddings': must be one of"),
+    (line(0), {"completion_window": "soon"}, "completion_window = 'soon': must be a number of hours"),
+    (
+        line(0),
+        {"endpoint": CHAT},
+        "input_file_id: line 1: url = '/v1/completions': must be /v1/chat/completions",
+    ),
+    ({**line(0), "method": "GET"}, {}, "input_file_id: line 1: method = 'GET': must be POST"),
+    ({**line(0), "body": []}, {}, "input_file_id: line 1: body: must be a JSON object"),
+    ({**line(0), "custom_id": ""}, {}, "input_file_id: line 1: custom_id: must have 1 to 512 characters"),
+    ("{", {}, "input_file_id: line 1: "),
+    ("", {}, "input_file_id: it must have at least one line"),
+    (f"{json.dumps(line(0))}\n{json.dumps(line(0))}", {}, "custom_id = '0': it is there twice"),
+]
+
+
+@pytest.mark.parametrize(("given", "changes", "said"), REFUSED)
+def test_what_no_batch_can_have_is_refused(
+    sdk: openai.OpenAI, given: Any, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        created(sdk, given, **changes)
+    assert said in error.value.message
+    assert sdk.batches.list().data == []
+
+
+def test_an_unknown_batch_is_not_found(sdk: openai.OpenAI) -> None:
+    for name in ("batch_1", "batch_...", "lock"):
+        with pytest.raises(openai.NotFoundError):
+            sdk.batches.retrieve(name)
+
+
+def test_while_others_ask_one_request_is_open_and_later_half_of_the_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "TURN_S", 0.0)
+    said = status(instances=[instance(slots=16), instance(1, slots=16, state="lost")])
+
+    async def asked() -> dict[str, Any]:
+        return said
+
+    async def main() -> None:
+        made = Pace(asked)
+        assert await made.most(0) == 8
+        said.update(status(request(1), request(2)), instances=[instance(slots=16)])
+        assert await made.most(2) == 8, "both are the batch's"
+        assert await made.most(1) == 1
+        said.update(status(), instances=[instance(slots=16)])
+        assert await made.most(0) == 1, "the other one may come back"
+        monkeypatch.setattr(pace, "QUIET_S", 0.0)
+        assert await made.most(0) == 8
+        said.clear()
+        assert await made.most(0) == 0, "there is no server now"
+
+    asyncio.run(main())
