@@ -115,10 +115,10 @@ def main() -> None:
         result = measure(served, asked.quick)
     finally:
         served.stop()
-    print(table(result["rows"]))
     print({name: value for name, value in result.items() if name != "rows"})
     if asked.json:
         write_result(asked.json, result)
+    print(table(result["rows"]))
 
 
 if __name__ == "__main__":
