@@ -112,10 +112,7 @@ class Served:
 
 def chosen(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
     """What is learned from, and what is asked after it: no topic and no kind of those left out is learned."""
-    topics, kinds = (
-        np.array(folds(list(prompts), by)) < LEFT_OUT  # type: ignore[arg-type]
-        for by in ("topic", "kind")
-    )
+    topics, kinds = (np.array(folds(list(prompts), by)) < LEFT_OUT for by in ("topic", "kind"))
     flags = {"learned": ~topics & ~kinds, "new topics": topics & ~kinds, "new kinds": ~topics & kinds}
     return {name: [prompts[place] for place in np.flatnonzero(each)] for name, each in flags.items()}
 
