@@ -191,7 +191,7 @@ def test_both_processes_serve_and_show_one_page_of_metrics(served: Gapless, undi
     before = count()
     for _ in range(20):
         assert post(served, body)[0] == 200
-    wait_for(lambda: count() == before + 20, 10)
+    wait_for(lambda: count() >= before + 20, 10)  # requests before these may be told of later
     taken = [each.cpu_times().user for each in fronts(served)]
     assert len(taken) == 2
     fronts(served)[0].kill()
