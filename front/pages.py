@@ -11,13 +11,13 @@ from starlette.requests import Request
 from front.errors import refused
 
 
-def page_of(items: Sequence[Any], request: Request, least: int = 20, most: int = 100) -> dict[str, Any]:
-    """Returns those of `items`, structs or objects with an id, that come behind `after`, at most `limit` of
-    them: `least` if nothing is asked for. Raises ProblemError.
+def page_of(items: Sequence[Any], request: Request, usual: int = 20, most: int = 100) -> dict[str, Any]:
+    """Returns the `items`, structs or objects with an id, that follow the one whose id is `after`: at most
+    `limit` of them, `usual` if the request names no limit. `limit` is at most `most`. Raises ProblemError.
     """
     query = request.query_params
     plain = msgspec.to_builtins(items)
-    asked = query.get("limit", str(least))
+    asked = query.get("limit", str(usual))
     if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:9]) <= most):
         raise refused("limit", f" = {asked[:40]!r}: must be a whole number between 1 and {most}")
     if after := query.get("after"):

@@ -9,7 +9,7 @@ from typing import Any
 
 QUIET_S = 10.0  # so long after the last request of others, they count as gone
 TURN_S = 0.25  # how often the server is asked for them
-SHARE = 2  # one of so many slots is for batches while there are no others
+SHARE = 2  # without other requests, batches get one slot in two
 
 
 class Pace:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from front.batches.store import Batch, BatchStore, Counts, read_lines
+from front.batches.store import Batch, BatchStore, Counts, read_requests
 from front.bodies import Bodies
 from front.errors import ProblemError, json_response, refused
 from front.fields import read_body
@@ -84,7 +84,7 @@ def _num_requests(content: Path, endpoint: str) -> int:
     """Checks each line of a file of requests. Raises ProblemError, which names the line."""
     known: set[str] = set()
     try:
-        for line in read_lines(content, endpoint):
+        for line in read_requests(content, endpoint):
             if line.custom_id in known:
                 raise ValueError(f"custom_id = {line.custom_id[:64]!r}: it is there twice")
             known.add(line.custom_id)

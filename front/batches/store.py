@@ -157,7 +157,7 @@ class _Given(Struct):
 _GIVEN = msgspec.json.Decoder(_Given)
 
 
-def read_lines(path: Path, endpoint: str) -> Iterator[Line]:
+def read_requests(path: Path, endpoint: str) -> Iterator[Line]:
     """Raises ValueError, which names the line."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

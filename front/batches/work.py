@@ -16,10 +16,9 @@ from starlette.responses import Response
 
 from front.batches.answering import Asked, entry_of
 from front.batches.pace import TURN_S, Pace
-from front.batches.store import CANCEL, ENDED, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_lines
+from front.batches.store import CANCEL, ENDED, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_requests
 from front.files.store import Files
-from python_backends.finetuning.files import append_line
-from python_backends.finetuning.files import read_lines as read_values
+from python_backends.finetuning.files import append_line, read_lines
 
 log = logging.getLogger("gapless.front")
 
@@ -107,12 +106,12 @@ class _Run:
         """The custom_id of each request that has an answer, or an error; counts them."""
         for name in (OUTPUT, ERRORS):
             _mend(self._place / name)
-        found = [read_values(self._place / name) for name in (OUTPUT, ERRORS)]
+        found = [read_lines(self._place / name) for name in (OUTPUT, ERRORS)]
         self._batch.request_counts.completed, self._batch.request_counts.failed = map(len, found)
         return {str(value.get("custom_id")) for values in found for value in values}
 
     def _left(self, answered: set[str]) -> Iterator[Line]:
-        lines = read_lines(self._place / INPUT, self._batch.endpoint)
+        lines = read_requests(self._place / INPUT, self._batch.endpoint)
         return (line for line in lines if line.custom_id not in answered)
 
     def _ending(self) -> str:

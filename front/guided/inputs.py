@@ -48,5 +48,5 @@ def _input(form: Any, place: str) -> Format:
         grammar = {"type": "grammar", "grammar": quoted(definition)}
     except CannotQuoteError as error:
         raise refused(f"{place}.definition", f": {error}") from None
-    before, behind = ({"type": "const_string", "value": value} for value in ('{"input": "', '"}'))
-    return {"type": "sequence", "elements": [before, grammar, behind]}
+    before, after = ({"type": "const_string", "value": value} for value in ('{"input": "', '"}'))
+    return {"type": "sequence", "elements": [before, grammar, after]}

@@ -29,17 +29,14 @@ RENAMED = {
     "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
 GONE = {("engine.kind", "openvino"): "auto"}  # a value, and what to write now
-PATHS = (
-    *(
-        "adapters.directory",
-        "finetuning.directory",
-        "front.directory",
-        "front.api_keys",
-        "front.tls_certificate",
-        "front.tls_key",
-    ),
-    *("model.directory", "prediction.directory", "prediction.encoder", "server.model_repository"),
-)
+PATHS = {
+    "adapters": ("directory",),
+    "finetuning": ("directory",),
+    "front": ("directory", "api_keys", "tls_certificate", "tls_key"),
+    "model": ("directory",),
+    "prediction": ("directory", "encoder"),
+    "server": ("model_repository",),
+}
 OR_NAMES = ("model.directory", "prediction.encoder")  # these may be names of others
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
@@ -121,9 +118,9 @@ def _placed(name: str, value: Any, folder: Path) -> Any:
     """In an installed Gapless a relative path that a user gives begins in `folder`: that of the file, or the
     one where the command was given. A default, and a word that is no path, stay as they are.
     """
-    if not (IS_INSTALLED and name in PATHS and isinstance(value, str)):
-        return value
     section, _, field = name.partition(".")
+    if not (IS_INSTALLED and field in PATHS.get(section, ()) and isinstance(value, str)):
+        return value
     if value in ("", BUNDLED, getattr(getattr(Settings(), section), field)):
         return value
     path = folder / value
@@ -183,7 +180,7 @@ def _checked(name: str, value: Any) -> Any:
     if type(value) is not wanted:
         raise SettingsError(f"{name} = {value!r}: must be of type {wanted.__name__}")
     if (now := GONE.get((name, value))) is not None:
-        raise SettingsError(f"{name} = {value!r}: there is no such one any more; write {now!r}")
+        raise SettingsError(f"{name} = {value!r}: does not exist any more; write {now!r}")
     if not limits.allows(value):
         raise SettingsError(f"{name} = {value!r}: must be {limits.text}")
     return value

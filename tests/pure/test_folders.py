@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from python_backends.settings import ROOT, WRITTEN, Settings, SettingsError, folders, load, reading
+
+SECTIONS = dataclasses.fields(Settings)
 
 
 @pytest.fixture
@@ -18,6 +21,18 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     here.mkdir()
     monkeypatch.chdir(here)
     return here
+
+
+def test_every_setting_that_says_where_its_path_begins_is_known_as_a_path() -> None:
+    sections = {each.name: dataclasses.fields(getattr(Settings(), each.name)) for each in SECTIONS}
+    said = {
+        (section, each.name)
+        for section, declared in sections.items()
+        for each in declared
+        if "relative to" in str(each.metadata)
+    }
+    assert len(said) > 5
+    assert said <= {(section, name) for section, names in reading.PATHS.items() for name in names}
 
 
 def test_in_a_checkout_all_is_below_its_folder() -> None:

@@ -274,7 +274,7 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"model.dtype": "int3"}, "must be one of auto, float32, bfloat16"),
         (
             {"engine.kind": "openvino"},
-            "engine.kind = 'openvino': there is no such one any more; write 'auto'",
+            "engine.kind = 'openvino': does not exist any more; write 'auto'",
         ),
         ({"tensorrt_llm.adapters": "here"}, "tensorrt_llm.adapters is called adapters.directory now"),
         (

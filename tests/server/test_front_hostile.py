@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from front.__main__ import BEAT_EVERY_S
 from tests.support.server.serving import Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
@@ -187,11 +188,19 @@ def test_both_processes_serve_and_show_one_page_of_metrics(served: Gapless, undi
         name = 'gapless_front_request_seconds_count{model_name="model"} '
         return float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))
 
+    def settled() -> float:
+        """When each process has told the other of all requests so far."""
+        told, found = -1.0, count()
+        while told != found:
+            time.sleep(3 * BEAT_EVERY_S)
+            told, found = found, count()
+        return found
+
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
-    before = count()
+    before = settled()
     for _ in range(20):
         assert post(served, body)[0] == 200
-    wait_for(lambda: count() >= before + 20, 10)  # requests before these may be told of later
+    wait_for(lambda: count() == before + 20, 10)
     taken = [each.cpu_times().user for each in fronts(served)]
     assert len(taken) == 2
     fronts(served)[0].kill()
