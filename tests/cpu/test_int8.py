@@ -23,6 +23,7 @@ from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
 from tests.support.model_source import read_from
+from tests.support.rounded_head import with_rounded_head
 from tests.support.tiny_models import (
     BY_LAYERS,
     INT8_REGRET,
@@ -126,7 +127,8 @@ def test_layers_in_cpp_round_weights_only_too(
     """Rounded activations made nonsense of a published model."""
     model, requests = tiny(name), random_requests(6, seed=3)
     answers = Serving(model.layers_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
-    TinyModel(tmp_path, _with_rounded_weights(model.model), model.agreement).check_all(requests, answers)
+    rounded = with_rounded_head(_with_rounded_weights(model.model))
+    TinyModel(tmp_path, rounded, model.agreement).check_all(requests, answers)
 
 
 def test_another_kind_of_weights_is_refused_by_name(tmp_path: Path) -> None:

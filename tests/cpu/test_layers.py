@@ -37,7 +37,7 @@ from python_backends.engine.model.description import (
     Rotary,
 )
 from python_backends.engine.model.four_bits import numbers
-from python_backends.engine.model.quantised import grouped, quantise, quantised
+from python_backends.engine.model.quantised import grouped, quantise, quantised, rounded_head
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
@@ -279,12 +279,20 @@ class Random:
 class Computed:
     """A model by the layers: the logits of all rows or of the sampled ones, and their hidden states."""
 
-    def __init__(self, path: Path, model: Random, *, state_layer: int = 0, threads: int = 2) -> None:
+    def __init__(
+        self,
+        path: Path,
+        model: Random,
+        *,
+        state_layer: int = 0,
+        threads: int = 2,
+        rounds_head: bool = False,
+    ) -> None:
         self._model = model
         heads = model.heads
         shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
         self._cache = KVCache(shape, 32, torch.device("cpu"))
-        described = PackedModel(model.described(), POSITIONS, state_layer)
+        described = PackedModel(model.described(), POSITIONS, state_layer, rounds_head)
         described.take(model.described_layers())
         self._open = described.open(path, self._cache, threads)
         gated = model.layers[0].feed_forward.gated
@@ -435,15 +443,22 @@ def test_they_compute_what_torch_computes(made_here: Made, name: str, options: d
 
 @wanted
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 13])
+@pytest.mark.parametrize("rounds_head", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_embedding_and_head_are_scaled_capped_and_may_be_one(
-    made_here: Made, tied: bool, vocabulary: int
+    made_here: Made, tied: bool, rounds_head: bool, vocabulary: int
 ) -> None:
     torch.manual_seed(6)
     model = made_here.model("grouped", {}, vocabulary=vocabulary)
     model.embedding_scale, model.logit_scale, model.logit_softcap = 1.5, 0.5, 2.0
     model.head = Linear(model.embedding if tied else model.head.weight, rounded(torch.randn(vocabulary)))
-    made_here.check(made_here.computed(model)(ALL), expected_logits(model))
+    got = made_here.computed(model, rounds_head=rounds_head)(ALL)
+    if rounds_head:
+        head = rounded_head(of_type(model.head, made_here.dtype))
+        assert head.scale is not None
+        model.head = Linear(head.weight * head.scale.float()[:, None], model.head.bias)
+        model.embedding = model.head.weight if tied else model.embedding
+    made_here.check(got, expected_logits(model))
 
 
 @wanted

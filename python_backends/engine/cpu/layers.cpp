@@ -35,6 +35,10 @@ inline float widened(float value) {
     return value;
 }
 
+inline float widened(int8_t value) {
+    return value;
+}
+
 inline float widened(Bfloat16 value) {
     const uint32_t bits = uint32_t(value) << 16;
     float wide;
@@ -120,20 +124,17 @@ private:
     // x [rows, hidden]
     void add_embedding(Phases& phases, const int* tokens, int rows, float* x) {
         const int width = m_model.hidden;
-        const auto* embedding = static_cast<const Value*>(m_model.embedding ? m_model.embedding : m_model.head.panels);
-        const bool is_packed = !m_model.embedding;
+        const auto* embedding = static_cast<const Value*>(m_model.embedding);
+        const auto head = m_model.head;
         const float scale = m_model.embedding_scale;
         phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const int token = tokens[row];
                 auto* to = x + size_t(row) * width;
-                if (is_packed) {
-                    const auto* panel = embedding + size_t(token / PANEL) * PANEL * width;
-                    const auto* from = panel + token % PANEL / TILE * TILE * DEEP<Value> + token % TILE * WIDE<Value>;
-                    for (int i = 0; i < width; ++i) {  // DEEP inputs of both tiles, WIDE of them together
-                        const int place = i / DEEP<Value> * DEEP<Value> * PANEL + i % DEEP<Value> / WIDE<Value> * TILE * WIDE<Value>;
-                        to[i] = widened(from[place + i % WIDE<Value>]) * scale;
-                    }
+                if (!embedding && head.format == GAPLESS_INT8) {
+                    put_of_panels(static_cast<const int8_t*>(head.panels), token, width, head.scales[token] * scale, to);
+                } else if (!embedding) {
+                    put_of_panels(static_cast<const Value*>(head.panels), token, width, scale, to);
                 } else {
                     const auto* from = embedding + size_t(token) * width;
                     for (int i = 0; i < width; ++i) {
@@ -142,6 +143,17 @@ private:
                 }
             }
         });
+    }
+
+    // to [width] = scale · the weights of an output, which lie in the places of `Value`.
+    template <typename Of>
+    static void put_of_panels(const Of* panels, int output, int width, float scale, float* to) {
+        const auto* panel = panels + size_t(output / PANEL) * PANEL * width;
+        const auto* from = panel + output % PANEL / TILE * TILE * DEEP<Value> + output % TILE * WIDE<Value>;
+        for (int i = 0; i < width; ++i) {  // DEEP inputs of both tiles, WIDE of them together
+            const int place = i / DEEP<Value> * DEEP<Value> * PANEL + i % DEEP<Value> / WIDE<Value> * TILE * WIDE<Value>;
+            to[i] = widened(from[place + i % WIDE<Value>]) * scale;
+        }
     }
 
     // attended [rows, query heads · dim]

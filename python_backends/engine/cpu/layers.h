@@ -53,7 +53,7 @@ struct GaplessRotary {
 struct GaplessModel {
     const GaplessLayer* layers;
     const GaplessRotary* rotaries;
-    const void* embedding;  // [vocabulary, hidden] in the model's format; null: the head's panels are it
+    const void* embedding;  // [vocabulary, hidden] in the model's format; null: the head's weight is it
     GaplessNorm norm;
     GaplessWeight head;    // outputs: the vocabulary
     int64_t block_stride;  // numbers from one KV block to the next

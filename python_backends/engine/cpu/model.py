@@ -26,6 +26,7 @@ from python_backends.engine.model.description import (
     Norm,
     NormKind,
 )
+from python_backends.engine.model.quantised import rounded_head
 
 # in the order of their numbers in layers.h
 ACTIVATIONS = (
@@ -104,9 +105,12 @@ class StepTable(ctypes.Structure):
 class PackedModel:
     """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
-    def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
-        """`state_layer`: after so many layers the hidden states are given; 0: they are not. Of `model`
-        nothing is kept that lies here packed.
+    def __init__(
+        self, model: Model, num_positions: int, state_layer: int = 0, rounds_head: bool = False
+    ) -> None:
+        """`state_layer`: after so many layers the hidden states are given; 0: they are not. `rounds_head`: to
+        int8, and with it an embedding that is the head's weight. Of `model` nothing is kept that lies here
+        packed.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
@@ -118,7 +122,7 @@ class PackedModel:
             for each in model.rotaries
         ]
         self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
-        head = self._packed(model.head)
+        head = self._packed(rounded_head(model.head) if rounds_head else model.head)
         heads = model.heads
         self._table = ModelTable(
             rotaries=self._rotaries,

@@ -2,13 +2,14 @@
 // instruction multiplies bfloat16, weights are read as such and become float32 in registers. A row's sums do not depend on the rows beside
 // it.
 //
-// Weights of one byte lie in the places that numbers of `Value` have, and become such in a memory that stays in a cache until all rows are
-// multiplied: int8 is exact in bfloat16.
+// Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where bfloat16 is multiplied by many
+// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "panels.h"
 #include "vectors.h"
@@ -18,29 +19,64 @@
 
 namespace gapless {
 
-inline Vector add_product(Vector sum, const float* input, Line weights) {
-    return fused(spread(*input), floats(weights), sum);
+// 16 pairs of weights as they are multiplied.
+#ifdef __AVX512BF16__
+using Pairs = Line;
+#else
+struct Pairs {
+    Vector firsts, seconds;
+};
+#endif
+
+inline Vector weights_of(const float* from, float) {
+    return load(from);
 }
 
-inline Vector add_product(Vector sum, const Bfloat16* inputs, Line weights) {
+inline Vector weights_of(const int8_t* from, float) {
+    return load(from);
+}
+
+inline Pairs weights_of(const Bfloat16* from, Bfloat16) {
+    const auto line = load_line(reinterpret_cast<const char*>(from));
+#ifdef __AVX512BF16__
+    return line;
+#else
+    return {firsts(line), seconds(line)};
+#endif
+}
+
+inline Pairs weights_of(const int8_t* from, Bfloat16) {
+#ifdef __AVX512BF16__
+    return load_pairs(from);
+#else
+    const auto words = load_words(from);
+    return {first_bytes(words), second_bytes(words)};
+#endif
+}
+
+inline Vector add_product(Vector sum, const float* input, Vector weights) {
+    return fused(spread(*input), weights, sum);
+}
+
+inline Vector add_product(Vector sum, const Bfloat16* inputs, Pairs weights) {
     const auto both = spread_pair(inputs);
 #ifdef __AVX512BF16__
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(both), reinterpret_cast<__m512bh>(weights));
 #else
-    return fused(seconds(both), seconds(weights), fused(firsts(both), firsts(weights), sum));
+    return fused(seconds(both), weights.seconds, fused(firsts(both), weights.firsts, sum));
 #endif
 }
 
+#ifdef __AVX512BF16__
 // to [count] = the bytes. Fetches those that follow.
-template <typename Value>
-void unpack(const int8_t* bytes, int count, Value* to) {
+inline void unpack(const int8_t* bytes, int count, Bfloat16* to) {
     for (int i = 0; i < count; i += 64) {
         fetch(bytes + count + i, 1);
-        for (int place = i; place < i + 64; place += TILE) {
-            store(to + place, load(bytes + place));
-        }
+        store_line(reinterpret_cast<char*>(to + i), load_pairs(bytes + i));
+        store_line(reinterpret_cast<char*>(to + i + 32), load_pairs(bytes + i + 32));
     }
 }
+#endif
 
 // Multiplies by vectors: several rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
 // Each time it fetches a share of the next piece, so that reading and multiplying go on together.
@@ -48,8 +84,8 @@ template <typename Value>
 class VectorMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
-    void multiply(const Value* x, int rows, int depth, const char* panel, float* sums, bool follows) {
-        if (PAIRS && rows == 1) {
+    void multiply(const Value* x, int rows, int depth, const Value* panel, float* sums, bool follows) {
+        if (TWICE && rows == 1) {
             multiply(x, 2, 0, depth, panel, m_pair, follows);
             std::copy_n(m_pair, PANEL, sums);
         } else {
@@ -57,16 +93,17 @@ public:
         }
     }
 
-    // The same with a panel of bytes.
+    // The same with a panel of bytes; what follows it is always fetched.
     void multiply(const Value* x, int rows, int depth, const int8_t* panel, float* sums) {
-        for (int i = 0; i < depth; i += PIECE) {
-            const Piece piece{reinterpret_cast<const char*>(m_unpacked), std::min(PIECE, depth - i), i == 0};
-            unpack(panel + i * PANEL, piece.inputs * PANEL, m_unpacked);
-            for (int row = 0; row < rows; row += TOGETHER) {
-                const auto* from = x + size_t(row) * depth + i;
-                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, piece.panel, 0);
+#ifdef __AVX512BF16__
+        if constexpr (std::is_same_v<Value, Bfloat16>) {
+            if (rows > TOGETHER) {
+                multiply_unpacked(x, rows, depth, panel, sums);
+                return;
             }
         }
+#endif
+        multiply(x, rows, depth, depth, panel, sums, true);
     }
 
 private:
@@ -78,24 +115,30 @@ private:
     static constexpr int TOGETHER = sizeof(Value) == 4 ? 6 : 4, WITH_BOTH_TILES = 2;
 #endif
     // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
-    static constexpr bool PAIRS = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
+    static constexpr bool TWICE = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
     static constexpr int PIECE = 8 * DEEP<Value>;
-    static constexpr int BYTES = PANEL * sizeof(Value);  // of a panel for one input
+    static constexpr int WEIGHTS = TILE * WIDE<Value>;  // that are multiplied at once
 
+    // Weights are `Of`: `Value`, or bytes.
+    template <typename Of>
     struct Piece {
-        const char* panel;
+        const Of* panel;
         int inputs;
         bool first;
     };
 
+    template <typename Of>
+    static constexpr int LINES_OF = LINES * sizeof(Of) / sizeof(Value);  // of both tiles
+
     // Of rows that lie `stride` values apart.
-    void multiply(const Value* x, int rows, int stride, int depth, const char* panel, float* sums, bool follows) {
+    template <typename Of>
+    void multiply(const Value* x, int rows, int stride, int depth, const Of* panel, float* sums, bool follows) {
         const int times = (rows + TOGETHER - 1) / TOGETHER;
-        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for a tile's inputs
+        const int each = (LINES_OF<Of> + times - 1) / times;  // lines of the next piece that are fetched for a tile's inputs
         for (int i = 0; i < depth; i += PIECE) {
-            const Piece piece{panel + i * BYTES, std::min(PIECE, depth - i), i == 0};
-            const char* end = piece.panel + (PIECE + piece.inputs) * BYTES;  // of what is fetched
-            const char* ahead = piece.panel + PIECE * BYTES;
+            const Piece<Of> piece{panel + size_t(i) * PANEL, std::min(PIECE, depth - i), i == 0};
+            const auto* end = reinterpret_cast<const char*>(piece.panel + (PIECE + piece.inputs) * PANEL);  // of what is fetched
+            const auto* ahead = reinterpret_cast<const char*>(piece.panel + PIECE * PANEL);
             const bool fetches = follows || i + PIECE < depth;
             for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / DEEP<Value> * each * 64) {
                 const auto* from = x + size_t(row) * stride + i;
@@ -105,8 +148,21 @@ private:
         }
     }
 
-    template <int ROWS>
-    static void add(int rows, const Value* x, int stride, const Piece& piece, float* sums, const char* ahead, int lines) {
+#ifdef __AVX512BF16__
+    void multiply_unpacked(const Value* x, int rows, int depth, const int8_t* panel, float* sums) {
+        for (int i = 0; i < depth; i += PIECE) {
+            const Piece<Value> piece{m_unpacked, std::min(PIECE, depth - i), i == 0};
+            unpack(panel + size_t(i) * PANEL, piece.inputs * PANEL, m_unpacked);
+            for (int row = 0; row < rows; row += TOGETHER) {
+                const auto* from = x + size_t(row) * depth + i;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, nullptr, 0);
+            }
+        }
+    }
+#endif
+
+    template <int ROWS, typename Of>
+    static void add(int rows, const Value* x, int stride, const Piece<Of>& piece, float* sums, const char* ahead, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, x, stride, piece, sums, ahead, lines);
@@ -118,13 +174,13 @@ private:
             const int half = lines / 2;
             add_tiles<ROWS, 1>(x, stride, piece, piece.panel, sums, ahead, half);
             ahead += piece.inputs / DEEP<Value> * half * 64;
-            add_tiles<ROWS, 1>(x, stride, piece, piece.panel + TILE * 64, sums + TILE, ahead, lines - half);
+            add_tiles<ROWS, 1>(x, stride, piece, piece.panel + TILE * WEIGHTS, sums + TILE, ahead, lines - half);
         }
     }
 
     // Not a part of what calls it, and its loops over rows unrolled early: else the sums do not all stay in registers.
-    template <int ROWS, int TILES>
-    [[gnu::noinline]] static void add_tiles(const Value* x, int stride, const Piece& piece, const char* tiles, float* sums,
+    template <int ROWS, int TILES, typename Of>
+    [[gnu::noinline]] static void add_tiles(const Value* x, int stride, const Piece<Of>& piece, const Of* tiles, float* sums,
                                             const char* ahead, int lines) {
         Vector of[TILES][ROWS];
 #pragma GCC unroll 8
@@ -134,13 +190,13 @@ private:
                 of[tile][row] = piece.first ? spread(0.f) : load(sums + row * PANEL + tile * TILE);
             }
         }
-        for (int i = 0; i < piece.inputs; i += DEEP<Value>, tiles += LINES * 64, ahead += lines * 64) {
+        for (int i = 0; i < piece.inputs; i += DEEP<Value>, tiles += 2 * TILE * WEIGHTS, ahead += lines * 64) {
             fetch(ahead, lines);
             for (int line = 0; line < TILE; ++line) {
-                Line weights[TILES];
+                decltype(weights_of(tiles, Value())) weights[TILES];
 #pragma GCC unroll 2
                 for (int tile = 0; tile < TILES; ++tile) {
-                    weights[tile] = load_line(tiles + (tile * TILE + line) * 64);
+                    weights[tile] = weights_of(tiles + (tile * TILE + line) * WEIGHTS, Value());
                 }
 #pragma GCC unroll 8
                 for (int row = 0; row < ROWS; ++row) {
@@ -161,7 +217,9 @@ private:
         }
     }
 
+#ifdef __AVX512BF16__
     alignas(64) Value m_unpacked[PIECE * PANEL];
+#endif
     alignas(64) float m_pair[2 * PANEL];
 };
 
@@ -170,11 +228,11 @@ class Multiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
     void multiply(const float* x, int rows, int depth, const char* panel, float* sums, bool follows) {
-        m_floats.multiply(x, rows, depth, panel, sums, follows);
+        m_floats.multiply(x, rows, depth, reinterpret_cast<const float*>(panel), sums, follows);
     }
 
     void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
-        m_halves.multiply(x, rows, depth, panel, sums, follows);
+        m_halves.multiply(x, rows, depth, reinterpret_cast<const Bfloat16*>(panel), sums, follows);
     }
 
     // The same with a panel of bytes; what follows it is always fetched.
@@ -187,7 +245,7 @@ public:
         thread_local Kept<Bfloat16> kept;
         auto* unpacked = kept.of(size_t(depth) * PANEL);
         unpack(panel, depth * PANEL, unpacked);
-        m_halves.multiply(x, rows, depth, reinterpret_cast<const char*>(unpacked), sums, false);
+        m_halves.multiply(x, rows, depth, unpacked, sums, false);
 #else
         m_halves.multiply(x, rows, depth, panel, sums);
 #endif

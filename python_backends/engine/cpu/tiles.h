@@ -19,8 +19,9 @@ public:
         _tile_release();
     }
 
-    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
-    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+    // sums [rows, 32] = x [rows, depth] · a panel of weights. What follows it in memory is fetched where another one `follows`.
+    void multiply(const Bfloat16* x, int rows, int depth, const Bfloat16* weights, float* sums, bool follows) {
+        const auto* panel = reinterpret_cast<const char*>(weights);
         const int blocks = (rows + PANEL - 1) / PANEL;
         const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
         for (int block = 0; block < blocks; ++block) {

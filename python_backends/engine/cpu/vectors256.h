@@ -93,6 +93,21 @@ inline Vector load(const int8_t* from) {
     return {wide(0), wide(1)};
 }
 
+// 16 pairs of bytes, and of those the first ones and the second ones.
+inline Line load_words(const int8_t* from) {
+    const auto* at = reinterpret_cast<const __m128i*>(from);
+    return {_mm256_cvtepi16_epi32(_mm_loadu_si128(at)), _mm256_cvtepi16_epi32(_mm_loadu_si128(at + 1))};
+}
+
+inline Vector first_bytes(Line words) {
+    const auto of = [](__m256i some) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(some, 24), 24)); };
+    return {of(words.low), of(words.high)};
+}
+
+inline Vector second_bytes(Line words) {
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(words.low, 8)), _mm256_cvtepi32_ps(_mm256_srai_epi32(words.high, 8))};
+}
+
 inline Vector load_halves(const uint16_t* from) {  // of float16
     const auto* at = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};

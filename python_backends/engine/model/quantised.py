@@ -2,9 +2,9 @@
 (`four_bits`); without calibration.
 
 Owns nothing: turns a layer of the description into one whose products have such weights, layer by layer, so
-that a model is never held twice. Embedding and head stay as they are: often they are one tensor, and the head
-decides between tokens. So does the router of experts: it decides between these. Called by the engines at
-their start.
+that a model is never held twice. The head becomes int8 at most, with layers in C++: it decides between
+tokens. The router of experts, which decides between these, stays as it is. Called by the engines at their
+start.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from python_backends.engine.model.description import Layer, Linear
 from python_backends.engine.model.four_bits import in_groups, numbers
 
 LARGEST = 127
+HEAD_ROWS = 4096  # that are rounded at a time: in float32 a whole head would take more memory than the model
 
 
 def quantise_if_asked(
@@ -60,3 +61,10 @@ def quantise(linear: Linear) -> Linear:
     )
     rounded = (weight / scale.float()[..., None]).round_().clamp_(-LARGEST, LARGEST)
     return Linear(rounded.to(torch.int8), linear.bias, scale)
+
+
+def rounded_head(head: Linear) -> Linear:
+    """The same with a weight [vocabulary, hidden]."""
+    pieces = [quantise(Linear(rows, None)) for rows in head.weight.split(HEAD_ROWS)]  # type: ignore[no-untyped-call]
+    weight = torch.cat([piece.weight for piece in pieces])
+    return Linear(weight, head.bias, torch.cat([piece.scale for piece in pieces if piece.scale is not None]))

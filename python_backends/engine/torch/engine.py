@@ -105,7 +105,12 @@ class TorchEngine:
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
-            packed = PackedModel(description, self.limits.max_model_tokens, self.limits.state_layer)
+            packed = PackedModel(
+                description,
+                self.limits.max_model_tokens,
+                self.limits.state_layer,
+                rounds_head=settings.model.weights != "same",
+            )
             del description  # the embedding as it was read
             self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
             return
