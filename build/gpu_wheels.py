@@ -23,10 +23,11 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gguf", "msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
+PACKAGES = ("gguf", "llguidance", "msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
 STUB_PACKAGES = ("numpy",)
 TRITON = "nvidia-pytriton"
 PLATFORMS = (
+    "manylinux_2_31_x86_64",
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
     "manylinux_2_17_x86_64",

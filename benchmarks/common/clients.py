@@ -31,18 +31,28 @@ def jobs_of(count: int, vocabulary: int, prompts: Range, answers: Range, seed: i
     ]
 
 
-class Clients:
-    """Submits job i `due_s[i]` after the first call; records when its tokens arrive."""
+def requests_of(jobs: Sequence[Job]) -> list[Request]:
+    """Greedy, each of exactly its tokens."""
+    return [
+        Request(number, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
+        for number, job in enumerate(jobs)
+    ]
 
-    def __init__(self, jobs: Sequence[Job], due_s: Sequence[float]) -> None:
+
+class Clients:
+    """Submits request i, whose id is i, `due_s[i]` after the first call; records its tokens and when they
+    arrive.
+    """
+
+    def __init__(self, requests: Sequence[Request], due_s: Sequence[float]) -> None:
         self.timings: list[Timing] = []
         self.num_ended = 0
-        self._jobs, self._due_s = jobs, due_s
+        self._requests, self._due_s = requests, due_s
         self._began_s = 0.0
 
     @property
     def is_done(self) -> bool:
-        return self.num_ended == len(self._jobs)
+        return self.num_ended == len(self._requests)
 
     def receive(self, timeout_s: float) -> list[Any]:
         self._began_s = self._began_s or time.perf_counter()
@@ -55,8 +65,10 @@ class Clients:
     def publish(self, messages: Sequence[Any]) -> None:
         now = time.perf_counter()
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            for number, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
+            came = (tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist())
+            for number, token, finish in zip(*came, strict=True):
                 self.timings[number].tokens.append(now)
+                self.timings[number].ids.append(token)
                 if finish:
                     self.timings[number].ended = now
                     self.num_ended += 1
@@ -66,7 +78,7 @@ class Clients:
         number = len(self.timings)
         return (
             self._began_s + self._due_s[number] - time.perf_counter()
-            if number < len(self._jobs)
+            if number < len(self._requests)
             else float("inf")
         )
 
@@ -74,8 +86,6 @@ class Clients:
         submits = []
         while self._next_s() <= 0:
             number = len(self.timings)
-            job = self._jobs[number]
             self.timings.append(Timing(self._began_s + self._due_s[number], []))
-            request = Request(number, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
-            submits.append(Submit(request, np.zeros(0, np.int32), 0))
+            submits.append(Submit(self._requests[number], np.zeros(0, np.int32), 0))
         return submits

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.clients import Clients
+from benchmarks.common.clients import Clients, requests_of
 from benchmarks.common.work import Job, Timing
 
 PROMPTS, ANSWERS = (64, 256), (32, 128)  # tokens: the fewest and the most
@@ -92,7 +92,7 @@ class OpenLoop(Clients):
     """Also records when the loop waits because it has nothing to do."""
 
     def __init__(self, asked: Arrivals) -> None:
-        super().__init__(asked.jobs, asked.due_s)
+        super().__init__(requests_of(asked.jobs), asked.due_s)
         self._first, self._last = asked.measured
         self.waits_s: list[tuple[float, float]] = []
 

@@ -13,7 +13,8 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
 * LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
 * the pause of requests that move between two instances on the device, and their tokens;
-* transformers' continuous batching.
+* transformers' continuous batching;
+* a published model, if `--published` names its GGUF file.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
 Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
@@ -43,7 +44,7 @@ def run(asked: argparse.Namespace) -> int:
     parts: list[Ended] = []
     until_s = time.monotonic() + asked.minutes * 60
     with tempfile.TemporaryDirectory(prefix="gapless-gpu-") as scratch:
-        measured = Measured(Path(scratch) / "model", asked.device, asked.quick)
+        measured = Measured(Path(scratch) / "model", asked.device, asked.quick, published=asked.published)
         measured.write()
         measured = working(measured, figures, parts)
         for number, name in enumerate(asked.only, 1):
@@ -98,6 +99,7 @@ def main() -> int:
         type=part_names,
         help="parts, of " + ", ".join(PARTS),
     )
+    parser.add_argument("--published", type=Path, help="the GGUF file of a chat model")
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
         "--minutes", type=float, default=9.5, help="of the whole call; what is not begun by then is left"

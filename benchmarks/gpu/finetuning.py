@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common.clients import Clients, jobs_of
+from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.finetuning_trainers import ADAPTER, SEED, PeftTrainer, random_examples
 from benchmarks.coserving.counts import Counts, counted
 from benchmarks.coserving.requests import NONE, OpenLoop
@@ -144,7 +144,7 @@ class Part:
         scheduler.outlook.step_time.learn(*self._step_times)
         context = self.amount.context
         asked = jobs_of(slots, self._measured.vocabulary, (context, context), (self.amount.decodes,) * 2)
-        clients = Clients(asked, [0.0] * slots)
+        clients = Clients(requests_of(asked), [0.0] * slots)
         with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
             spare = self._spare_time(scheduler, Path(directory), slo_ms, stack)
             self._turn(scheduler, spare, OpenLoop(NONE), time.perf_counter() + self.amount.idle_s)

@@ -47,6 +47,7 @@ class Measured:
     device: str
     quick: bool
     cuda_graphs: str = "auto"  # what works there
+    published: Path | None = None  # a GGUF file
 
     @property
     def shape(self) -> dict[str, Any]:

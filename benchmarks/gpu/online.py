@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.common.clients import Clients, jobs_of
+from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.models import text_of
 from benchmarks.common.work import Job, Timing, Work, free_port
@@ -61,7 +62,7 @@ def online(measured: Measured) -> Iterator[Figure]:
     for shape in shapes_of(measured):
         for paced in (False, True):
             jobs, due_s = work_of(measured, shape, paced)
-            clients = Clients(jobs, due_s)
+            clients = Clients(requests_of(jobs), due_s)
             scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)  # a new one, so that no prefix is found
             instance = Instance(scheduler, engine, clients, lambda _: None, settings.steps_ahead)
             while not clients.is_done:
@@ -70,7 +71,19 @@ def online(measured: Measured) -> Iterator[Figure]:
 
 
 def triton(measured: Measured) -> Iterator[Figure]:
-    served = Served(measured)
+    served = Served(
+        {
+            "model.directory": measured.directory,
+            "model.random_weights": "true",
+            "model.dtype": "bfloat16",
+            "model.device": measured.device,
+            "model.max_model_tokens": 64 if measured.quick else MAX_TOKENS,
+            "engine.slots": slots_of(measured),
+            "engine.token_budget": TOKEN_BUDGET,
+            "engine.kv_memory_gib": measured.kv_gib,
+            "engine.cuda_graphs": measured.cuda_graphs,
+        }
+    )
     try:
         count = QUICK_REQUESTS if measured.quick else NUM_REQUESTS
         streams = EnsembleStreams(
@@ -155,32 +168,23 @@ def figures(
 
 
 class Served:
-    """Launcher, Triton and instance, as a user starts them."""
+    """Launcher, Triton and instance, as a user starts them, with these settings."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         wheel = Path(sysconfig.get_path("purelib")) / "pytriton/tritonserver"
         if not wheel.exists() and not Path("/opt/tritonserver").exists():
             raise LeftOutError(
                 "no tritonserver here: neither the wheel nvidia-pytriton nor /opt/tritonserver"
             )
         self.port = free_port()
-        settings = {
-            "model.directory": measured.directory,
-            "model.random_weights": "true",
-            "model.dtype": "bfloat16",
-            "model.device": measured.device,
-            "model.max_model_tokens": 64 if measured.quick else MAX_TOKENS,
-            "engine.slots": slots_of(measured),
-            "engine.token_budget": TOKEN_BUDGET,
-            "engine.kv_memory_gib": measured.kv_gib,
-            "engine.cuda_graphs": measured.cuda_graphs,
+        ports = {
             "server.http_port": self.port,
             "server.grpc_port": free_port(),
             "server.metrics_port": free_port(),
             "front.port": 0,
         }
         command = [sys.executable, "-m", "commands.serve"]
-        for name, value in settings.items():
+        for name, value in (settings | ports).items():
             command += ["--set", f"{name}={value}"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self._wait()

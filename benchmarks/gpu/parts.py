@@ -21,7 +21,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch  # noqa: F401
 import transformers  # noqa: F401
 
-from benchmarks.gpu import checks, finetuning, moves, online, steps
+from benchmarks.gpu import checks, finetuning, moves, online, published, steps
 from benchmarks.gpu.model import Measured
 from benchmarks.gpu.report import Ended, Figure, LeftOutError
 
@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "finetune": (finetuning.finetune, 120),
     "moves": (moves.moves, 60),
     "transformers": (online.transformers, 60),
+    "published": (published.published, 180),
 }
 # or spawn, slower: if something has touched the device before the parts do
 START = os.environ.get("GAPLESS_GPU_START", "fork")

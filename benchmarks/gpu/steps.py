@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common.clients import Clients, jobs_of
+from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.recorded_engine import RecordedEngine
 from benchmarks.gpu.model import Measured
 from benchmarks.gpu.report import Figure
@@ -85,7 +85,11 @@ def gap(measured: Measured) -> Iterator[Figure]:
         num_steps * slots // 8, measured.vocabulary, (longest // 4, longest), (longest // 4, longest)
     )
     instance = Instance(
-        scheduler, recorded, Clients(jobs, [0.0] * len(jobs)), lambda _: None, settings.steps_ahead
+        scheduler,
+        recorded,
+        Clients(requests_of(jobs), [0.0] * len(jobs)),
+        lambda _: None,
+        settings.steps_ahead,
     )
     while len(recorded.outputs) < num_steps:
         instance.turn()
