@@ -12,12 +12,14 @@ import contextlib
 import gc
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from python_backends.engine.device import take_device
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.finetuning.pack_memory import PackMemory
+from python_backends.finetuning.pieces import Kind
 from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.instance.build import build_training, spare_time
 from python_backends.instance.loop import Instance, Parts
@@ -76,6 +79,31 @@ def finetune(measured: Measured) -> Iterator[Figure]:
     yield from part.decodes_with_adapters()
 
 
+class Pieces:
+    """The times of all pieces that trainers do, by their kind. Made once."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Kind, list[float]] = defaultdict(list)
+        do = Trainer.do
+
+        def timed(trainer: Trainer, tokens: int) -> None:
+            kind, began_s = trainer.piece.kind, time.perf_counter()
+            do(trainer, tokens)
+            trainer.wait()
+            self._seconds[kind].append(time.perf_counter() - began_s)
+
+        mock.patch.object(Trainer, "do", timed).start()
+
+    def take(self) -> str:
+        """Of those since the last time: how many, and the median and the longest in milliseconds."""
+        told = [
+            f"{len(seconds)} {kind} {np.median(seconds) * 1e3:.2g} to {max(seconds) * 1e3:.2g} ms"
+            for kind, seconds in self._seconds.items()
+        ]
+        self._seconds.clear()
+        return "pieces: " + (", ".join(told) or "none")
+
+
 class Part:
     def __init__(self, measured: Measured) -> None:
         self._measured, self.amount = measured, Amount(measured.quick)
@@ -86,6 +114,7 @@ class Part:
         )
         self._settings = replace(settings, engine=replace(settings.engine, steps_ahead=0))
         self._counts: Counts = counted(int(measured.shape["num_hidden_layers"]))
+        self._pieces = Pieces()
 
     def peft_alone(self) -> float | None:
         """Trained tokens a second; None without PEFT."""
@@ -149,8 +178,9 @@ class Part:
             spare = self._spare_time(scheduler, Path(directory), slo_ms, stack)
             self._turn(scheduler, spare, OpenLoop(NONE), time.perf_counter() + self.amount.idle_s)
             self._counts.take()
+            self._pieces.take()
             self._turn(scheduler, spare, clients, float("inf"))
-            marks = self._counts.take()
+            marks, pieces = self._counts.take(), self._pieces.take()
             spare.close()
         begin_s = max(each.tokens[0] for each in clients.timings)
         end_s = min(each.ended for each in clients.timings)
@@ -159,16 +189,25 @@ class Part:
         gaps_s = np.concatenate([np.diff(each) for each in during])
         trained = marks.rates(begin_s, end_s)[1]
         what = f"decodes of {slots} slots, SLO {slo_ms:g} ms"
-        wanted = note = ""
+        wanted, note = "", pieces
         if peft_tok_s is not None:
-            note = f"{trained / peft_tok_s:.2f} of PEFT"
+            note = f"{trained / peft_tok_s:.2f} of PEFT; {pieces}"
             wanted = f">= {LEAST_OF_PEFT.get(slots, 0) * peft_tok_s:.0f}"
         yield Figure(
             "finetune", f"{what}: trained", trained, "tokens/s", "" if self._measured.quick else wanted, note
         )
         p99_ms = float(np.percentile(gaps_s, 99)) * 1e3
         wanted = "" if self._measured.quick else f"<= {slo_ms:g}"
-        yield Figure("finetune", f"{what}: P99 between tokens", p99_ms, "ms", wanted)
+        plain_ms = float(np.median(gaps_s)) * 1e3
+        note = (
+            f"median {plain_ms:.4g} ms; a step expected to take {self._expected_ms(scheduler, slots):.4g} ms"
+        )
+        yield Figure("finetune", f"{what}: P99 between tokens", p99_ms, "ms", wanted, note)
+
+    def _expected_ms(self, scheduler: SlotScheduler, slots: int) -> float:
+        """In which all decode, by the times of the steps so far."""
+        tokens = slots * (self.amount.context + self.amount.decodes)
+        return 1e3 * scheduler.outlook.step_time.seconds(slots, tokens)
 
     def _spare_time(
         self, scheduler: SlotScheduler, directory: Path, slo_ms: float, stack: ExitStack

@@ -13,9 +13,26 @@ MEMORY = 2000  # the weight of an observation falls by 1 / MEMORY with each late
 WARM = 64  # that many observations at the beginning have full weight
 FAR = 4.0  # usual errors: work that is further off was interrupted, and gets less weight
 NEW = 1.0  # an observation with a larger leverage is unlike all so far
+# After this many times in a row that work took less than expected by more than this factor, what was learned
+# before was interrupted: work may take longer than it needs, but not less.
+NUM_FAR_BELOW, FAR_BELOW = 3, 2.0
 STAY = 1e-6  # weight that keeps a coefficient at its value when observations have no information about it
 
 Array = NDArray[np.float64]
+
+
+class FarBelow:
+    """Whether the latest times were far below what was expected: `observe` says so once, and begins again."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def observe(self, seconds: float, expected_s: float) -> bool:
+        self._count = self._count + 1 if FAR_BELOW * seconds < expected_s else 0
+        if self._count == NUM_FAR_BELOW:
+            self._count = 0
+            return True
+        return False
 
 
 class LeastSquares:
@@ -42,6 +59,12 @@ class LeastSquares:
         self._times = self._times * fading + (features.T * weights) @ seconds
         self._solve()
         return expected_s
+
+    def forget(self) -> None:
+        """All observations. Coefficients stay, each until new observations say something about it."""
+        self.count = 0
+        self._products, self._times = np.zeros_like(self._products), np.zeros_like(self._times)
+        self._usual_error_s = 0.0
 
     def _weights(self, features: Array, errors_s: Array) -> Array:
         """[n] the weights of these observations. Those far off, which were interrupted, get less weight. One

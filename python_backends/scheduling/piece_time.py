@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from python_backends.nouns.training import NO_LABEL, Loads, Pack
-from python_backends.scheduling.least_squares import Array, LeastSquares
+from python_backends.scheduling.least_squares import NUM_FAR_BELOW, Array, FarBelow, LeastSquares
 
 FEATURES = ("constant", "sequence", "token", "KV token")
 WARM = 8  # the first pieces: all count the same, and later ones that are far off count less
@@ -23,9 +23,6 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
-# After this many pieces in a row whose time, times FAR_BELOW, is less than expected, the earlier ones are
-# forgotten: they had been interrupted.
-NUM_FAR_BELOW, FAR_BELOW = 3, 2.0
 
 NOTHING: Loads = (0, 0, 0.0)
 
@@ -55,7 +52,7 @@ class PieceTime:
         self._sizes: set[int] = set()  # tokens of the pieces so far
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected
         self._margin = 1.0
-        self._num_far_below = 0  # the latest pieces that took far less than expected
+        self._far_below = FarBelow()
         self._observed: list[tuple[float, ...]] = []  # not yet learned from
         self.most_tokens = 0  # of a piece so far
 
@@ -79,22 +76,19 @@ class PieceTime:
             self._sizes.add(loads[1])
             return
         self._observed.append((1.0, *loads, seconds))
-        is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
-        self._num_far_below = self._num_far_below + 1 if is_far_below else 0
-        if self._num_far_below == NUM_FAR_BELOW:
+        if self._far_below.observe(seconds, self.expected_s(loads)):
             self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self._learn(observed[:, :-1], observed[:, -1])
 
     def _begin_again(self, tokens: int) -> None:
-        """Forgets all but the latest observations; the last one is of a piece of `tokens` tokens. A piece may
-        take longer than it needs, but not less. Without this, pieces that seem not to fit are tried too
-        rarely to correct it.
+        """Forgets all but the latest observations; the last one is of a piece of `tokens` tokens. Without
+        this, pieces that seem not to fit are tried too rarely to correct it.
         """
         self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
         self._errors.clear()
-        self._margin, self.most_tokens, self._num_far_below = 1.0, tokens, 0
+        self._margin, self.most_tokens = 1.0, tokens
         self._observed = self._observed[-NUM_FAR_BELOW:]
 
     def _learn(self, features: Array, seconds: Array) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.step import StepPlan
-from python_backends.scheduling.least_squares import WARM, LeastSquares
+from python_backends.scheduling.least_squares import NUM_FAR_BELOW, WARM, FarBelow, LeastSquares
 from python_backends.scheduling.piece_time import chunk_kv_tokens
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
@@ -52,6 +52,7 @@ class StepTime:
 
     def __init__(self) -> None:
         self._fit = LeastSquares(len(FEATURES))
+        self._far_below = FarBelow()
         # steps without prompts, and those with prompts, which have less certain times
         self._kinds = (_Kind(), _Kind())
         # loads and seconds of steps that are not yet learned from
@@ -113,7 +114,11 @@ class StepTime:
         return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self._observed.append((*self.loads(plan), seconds))
+        loads = self.loads(plan)
+        self._observed.append((*loads, seconds))
+        if self._far_below.observe(seconds, self.seconds(*loads)):
+            self._fit.forget()  # such as a first step, for which kernels were compiled
+            self._observed = self._observed[-NUM_FAR_BELOW:]
         if self._fit.count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self.learn(observed[:, :-1], observed[:, -1])

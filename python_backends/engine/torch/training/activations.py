@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 IN_CACHE = "kv"  # kept by the KV cache
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Borrowed:
+    memory: Tensor  # [all blocks, values]
+    blocks: Sequence[int]  # those that may be used
+
+
 class Activations:
     """Of `num_tokens` tokens; `plans` say what, one a layer. Of a plain RELU's input only signs may be kept,
     eight in a byte.
@@ -34,15 +40,15 @@ class Activations:
         num_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
-        borrowed: Sequence[Tensor] | None = None,
+        borrowed: Borrowed | None = None,
     ) -> None:
-        """`borrowed`: blocks [values] to use, as many as `num_blocks` says; None: memory of its own."""
-        memory = borrowed
-        if memory is None:
-            memory = [torch.empty(num_tokens * sum(_row_values(plans, dtype)), dtype=dtype, device=device)]
-        places = _places(plans, num_tokens, dtype, len(memory[0]) if memory else 0)
+        """`borrowed`: as many blocks as `num_blocks` says; None: memory of its own."""
+        if borrowed is None:
+            values = num_tokens * sum(_row_values(plans, dtype))
+            borrowed = Borrowed(torch.empty((1, values), dtype=dtype, device=device), [0])
+        places = _places(plans, num_tokens, dtype, borrowed.memory.shape[1])
         self._rows = [
-            {name: Rows(next(places), memory, width) for name, width in _widths(plan).items()}
+            {name: Rows(next(places), borrowed, width) for name, width in _widths(plan).items()}
             for plan in plans
         ]
 
@@ -70,15 +76,21 @@ Places = list[tuple[int, int, int]]  # block, its first value and the number of 
 
 
 class Rows:
-    """Rows of one tensor, in pieces of the blocks `memory` at `places`."""
+    """Rows of one tensor, in pieces of the blocks of `borrowed` at `places`."""
 
-    def __init__(self, places: Places, memory: Sequence[Tensor], width: _Width) -> None:
+    def __init__(self, places: Places, borrowed: Borrowed, width: _Width) -> None:
         self.is_bytes = width.is_bytes
-        self._pieces: list[Tensor] = []
-        for block, start, count in places:
-            row_values = _values_of(width, memory[block].dtype)
-            piece = memory[block][start : start + count * row_values].view(count, row_values)
-            self._pieces.append(piece.view(torch.uint8)[:, : width.values] if width.is_bytes else piece)
+        self._places, self._borrowed, self._width = places, borrowed, width
+
+    @cached_property
+    def _pieces(self) -> list[Tensor]:
+        """Found when the rows are first used: for all tensors of a pack at once a step would have to wait."""
+        memory, blocks, width = self._borrowed.memory, self._borrowed.blocks, self._width
+        row_values, found = _values_of(width, memory.dtype), []
+        for block, start, count in self._places:
+            piece = memory[blocks[block], start : start + count * row_values].view(count, row_values)
+            found.append(piece.view(torch.uint8)[:, : width.values] if width.is_bytes else piece)
+        return found
 
     def write(self, first: int, values: Tensor) -> None:
         """`values` [rows, width] from row `first` on: by one operator, however many blocks they go to."""

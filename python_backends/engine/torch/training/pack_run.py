@@ -18,7 +18,7 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decoder import Decoder, StepInputs
 from python_backends.engine.torch.step_batch import StepBatcher
-from python_backends.engine.torch.training.activations import Activations, Recorder
+from python_backends.engine.torch.training.activations import Activations, Borrowed, Recorder
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
 from python_backends.engine.torch.training.loss import Loss
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
@@ -84,7 +84,7 @@ class PackRun:
         positions = to_device(np.concatenate([np.arange(length) for length in lengths]), device)
         return PackState(
             pack=self._pack,
-            activations=Activations(plans, count, dtype, device, self._borrowed_values()),
+            activations=Activations(plans, count, dtype, device, self._borrowed()),
             keys_values=self._keys_values,
             rotations=decoder.rotations(positions),
             dx=torch.zeros((count, facts.hidden), dtype=sums, device=device),
@@ -92,12 +92,12 @@ class PackRun:
             dv=torch.zeros((count, facts.kv), dtype=sums, device=device),
         )
 
-    def _borrowed_values(self) -> list[Tensor] | None:
-        """The blocks for activations, each as its values."""
+    def _borrowed(self) -> Borrowed | None:
+        """The blocks for activations."""
         if self._memory.borrowed is None:
             return None
         blocks = self._memory.borrowed[len(self._memory.key_blocks) :].tolist()
-        return [self.cache.blocks[block].view(-1) for block in blocks]
+        return Borrowed(self.cache.blocks.flatten(1), blocks)
 
     def _admit(self, slot: int, length: int) -> Admit:
         return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
