@@ -36,15 +36,18 @@ class HttpStreams:
     ) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._num_tokens, self._is_last = num_tokens, is_last
-        self._ready = selectors.DefaultSelector()
-        self._free = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_connections)]
+        self._ready, self._port = selectors.DefaultSelector(), port
+        self._free = [self._connected() for _ in range(num_connections)]
         # the answer on a connection: its parts and when each arrived
         self._came: dict[socket.socket, list[tuple[float, bytes]]] = {}
         self._asked: dict[socket.socket, Timing] = {}
-        for connection in self._free:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._ready.register(connection, selectors.EVENT_READ)
         self.num_events = 0
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ready.register(connection, selectors.EVENT_READ)
+        return connection
 
     def close(self) -> None:
         """Closes the connections: a server that should end waits for clients that are still connected."""
@@ -81,8 +84,16 @@ class HttpStreams:
         return timing
 
     def _take(self, connection: socket.socket) -> None:
-        """Reads the data that has arrived on a connection; handles the end of the answer if it is there."""
-        part, came = connection.recv(1 << 16), self._came[connection]
+        """Reads the data that has arrived on a connection; handles the end of the answer if it is there. A
+        server closes a connection that has been idle for some seconds: a new one takes its place.
+        """
+        part = connection.recv(1 << 16)
+        if connection in self._free:
+            self._ready.unregister(connection)
+            connection.close()
+            self._free[self._free.index(connection)] = self._connected()
+            return
+        came = self._came[connection]
         came.append((time.perf_counter(), part))
         if not part:
             raise RuntimeError(
