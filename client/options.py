@@ -17,6 +17,7 @@ OURS = (
     "exclude_input_in_output",
     "return_log_probs",
     "num_top_log_probs",
+    "return_prompt_log_probs",
 )
 TRUTH = {"true": True, "false": False}
 

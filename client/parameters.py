@@ -67,6 +67,9 @@ class Parameters(TypedDict, total=False):
     num_top_log_probs: Annotated[
         int, As("INT32", "adds this many most probable tokens to each token, with log-probabilities")
     ]
+    return_prompt_log_probs: Annotated[
+        bool, As("BOOL", "adds the log-probabilities of the prompt's tokens; needs return_log_probs")
+    ]
     return_num_input_tokens: Annotated[bool, As("BOOL", "adds the length of the prompt, in tokens")]
     return_num_output_tokens: Annotated[
         bool, As("BOOL", "adds the number of tokens of each piece of the answer")

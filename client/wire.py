@@ -17,8 +17,10 @@ from .errors import RefusedError, from_text
 from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
 
 MODEL = "ensemble"
-LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
-TABLES = ("top_ids", "top_log_probs")  # outputs with several values for each token
+# outputs with a value for each token
+LISTS = ("output_ids", "output_log_probs", "prompt_ids", "prompt_log_probs")
+# outputs with several values for each token
+TABLES = ("top_ids", "top_log_probs", "prompt_top_ids", "prompt_top_log_probs")
 
 Message = Mapping[str, Any]  # role and content; docs/parameters.md tells what more there may be
 # plain text, a chat to be rendered with the model's own template, or token ids
@@ -55,6 +57,11 @@ class Piece:
     cum_log_probs: float | None = None  # their sum from the beginning
     top_ids: tuple[tuple[int, ...], ...] = ()  # [token][rank] (num_top_log_probs)
     top_log_probs: tuple[tuple[float, ...], ...] = ()
+    # the prompt's tokens, in one piece (return_prompt_log_probs), and the same of all of them but the first
+    prompt_ids: tuple[int, ...] = ()
+    prompt_log_probs: tuple[float, ...] = ()
+    prompt_top_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_top_log_probs: tuple[tuple[float, ...], ...] = ()
 
     @property
     def says_something(self) -> bool:

@@ -19,6 +19,7 @@ THEIR_NAMES = {
     "stop_words": "stop",
     "num_top_log_probs": "top_logprobs",
     "return_log_probs": "logprobs",
+    "return_prompt_log_probs": "echo",
     "logit_bias_ids": "logit_bias",
     "request_priority": "priority",
     "lora_name": "model",

@@ -93,6 +93,10 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         output_log_probs=_chained(piece.output_log_probs for piece in pieces),
         top_ids=_chained(piece.top_ids for piece in pieces),
         top_log_probs=_chained(piece.top_log_probs for piece in pieces),
+        prompt_ids=_chained(piece.prompt_ids for piece in pieces),
+        prompt_log_probs=_chained(piece.prompt_log_probs for piece in pieces),
+        prompt_top_ids=_chained(piece.prompt_top_ids for piece in pieces),
+        prompt_top_log_probs=_chained(piece.prompt_top_log_probs for piece in pieces),
     )
 
 

@@ -21,14 +21,18 @@ MAX_BIAS = 100.0
 MAX_DIGITS = 9  # of a token id
 
 
-def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parameters]:
-    """Returns the parameters of each choice: with the same seed, one more each time. Raises ProblemError."""
+def parameters_of(ask: Ask, max_tokens: int | None, model: Model, least: int = 1) -> list[Parameters]:
+    """Returns the parameters of each choice: with the same seed, one more each time. `least`: of max_tokens.
+    Raises ProblemError.
+    """
+    if max_tokens is not None and max_tokens < least:
+        raise refused("max_tokens", f" = {max_tokens}: must be at least {least}")
     adapter = model.adapter(ask.model)
     given = {name: value for name in SAME if (value := getattr(ask, name)) is not None}
     made: dict[str, Any] = {
         **model.defaults,
         **given,
-        "max_tokens": UNTIL_THE_CONTEXT_ENDS if max_tokens is None else _at_least_one(max_tokens),
+        "max_tokens": UNTIL_THE_CONTEXT_ENDS if max_tokens is None else max_tokens,
         "return_num_input_tokens": True,
     }
     if adapter:
@@ -45,12 +49,6 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parame
     if not -SEEDS // 2 <= seed < SEEDS:
         raise refused("seed", f" = {str(seed)[:40]}: must be a whole number of 64 bits")
     return [cast(Parameters, {**made, "seed": (seed + i) % SEEDS}) for i in range(ask.num_choices)]
-
-
-def _at_least_one(max_tokens: int) -> int:
-    if max_tokens < 1:
-        raise refused("max_tokens", f" = {max_tokens}: must be at least 1")
-    return max_tokens
 
 
 def _biases(given: dict[str, float]) -> tuple[list[int], list[float]]:

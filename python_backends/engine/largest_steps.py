@@ -8,11 +8,13 @@ under load.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, Release, StepPlan
+from python_backends.nouns.step import MOST_SCORED, Admit, Release, ScoredRows, StepPlan
 
 # all that a request can ask of the sampler
 DRAWN = Sampling(
@@ -35,7 +37,8 @@ def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[
     """A step of `token_budget` prompt tokens, a step in which all slots decode after `context` tokens, and
     one that frees the slots.
 
-    Every row that samples draws with all that can be asked for. All slots share block 0, because the results
+    Every row that samples draws with all that can be asked for; as many of the prompt tokens are scored as
+    may be. All slots share block 0, because the results
     are not used.
     """
     context = max(1, min(context, limits.max_model_tokens - 1))
@@ -43,7 +46,10 @@ def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[
     slots = np.arange(limits.num_slots, dtype=np.int32)
     deep, ones = np.full_like(slots, context), np.ones_like(slots)
     return [
-        _plan(0, _admits(limits, lengths), slots[: len(lengths)], np.zeros_like(lengths), lengths, 0),
+        replace(
+            _plan(0, _admits(limits, lengths), slots[: len(lengths)], np.zeros_like(lengths), lengths, 0),
+            scored=_scored(int(lengths.sum())),
+        ),
         _plan(1, _admits(limits, deep), slots, deep - 1, ones, len(slots)),
         _plan(2, tuple(Release(slot, 0) for slot in slots.tolist()), slots[:0], slots[:0], slots[:0], 0),
     ]
@@ -68,6 +74,11 @@ def _admits(limits: ModelLimits, lengths: Ids) -> tuple[Admit, ...]:
         Admit(slot, 0, DRAWN, length, 0, blocks[:count])
         for slot, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True))
     )
+
+
+def _scored(num_tokens: int) -> ScoredRows:
+    rows = np.arange(min(num_tokens, MOST_SCORED), dtype=np.int32)
+    return ScoredRows(rows, np.zeros_like(rows), DRAWN.num_top_log_probs)
 
 
 def _plan(

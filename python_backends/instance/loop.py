@@ -140,18 +140,19 @@ class Instance:
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
     def _collect(self) -> list[FromInstance]:
-        """What the oldest launched step has given: hidden states, its tokens, and the
-        requests that fail.
+        """What the oldest launched step has given: hidden states, log-probabilities of prompts, its tokens,
+        and the requests that fail.
         """
         output = self.engine.collect()
         plan = self._launched.popleft()
         self._observe(plan, output)
-        states = self.scheduler.hidden_states(plan, output)
+        read = self.scheduler.hidden_states(plan, output), self.scheduler.prompt_log_probs(plan, output)
         tokens = self.scheduler.apply(plan, output)
         failed = self.scheduler.take_failed()
         for each in failed:
             log.warning("request %d fails: %s", each.request_id, each.error)
-        return [*([states] if states is not None else []), *([tokens] if len(tokens.tokens) else []), *failed]
+        found = [message for message in read if message is not None]
+        return [*found, *([tokens] if len(tokens.tokens) else []), *failed]
 
     def _observe(self, plan: StepPlan, output: StepOutput) -> None:
         """How long a step took that was collected just now, and the gap before it."""

@@ -43,7 +43,7 @@ from python_backends.nouns.request import (
     Noun,
     Request,
 )
-from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, PromptLogProbs, Started, Tokens
 
 Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
@@ -148,6 +148,7 @@ FromInstance = (
     | Started
     | Evicted
     | HiddenStates
+    | PromptLogProbs
     | Tokens
     | Load
     | Failed

@@ -158,6 +158,8 @@ class Request(Noun, frozen=True, eq=False):
     # the first tokens of the answer, which its client has from another server, or an earlier life of this one
     delivered: tuple[int, ...] = ()
     client_id: str = ""  # what its client calls it: Triton's `id`, of the front x-request-id
+    wants_prompt_log_probs: bool = False  # and as many of the most probable tokens as for the answer's
+    drops_answer: bool = False  # max_tokens = 0: its one token is not sent
 
     @property
     def max_total_tokens(self) -> int:
@@ -198,6 +200,11 @@ class LogProbs(Noun, frozen=True, eq=False):
         top = count * self.num_top
         return LogProbs(self.chosen[:count], self.top_ids[:top], self.top[:top])
 
+    def kept(self, keep: NDArray[np.bool_]) -> LogProbs:
+        """Of the tokens that `keep` [tokens] selects."""
+        top = np.repeat(keep, self.num_top)
+        return LogProbs(self.chosen[keep], self.top_ids[top], self.top[top])
+
 
 class TokenWindow(Noun, frozen=True, eq=False):
     """What the detokenizer needs to print the next piece of one answer without remembering anything.
@@ -225,6 +232,10 @@ class TokenWindow(Noun, frozen=True, eq=False):
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
     num_cached_tokens: int = 0  # of the prompt: those whose KV blocks were kept from other requests
     wants_output_ids: bool = False
+    prompt_ids: Ids | None = None  # [prompt] with `prompt_log_probs`
+    prompt_log_probs: LogProbs | None = (
+        None  # of the prompt's tokens but the first; in one window of an answer
+    )
 
     @property
     def is_probe(self) -> bool:

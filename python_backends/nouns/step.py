@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from python_backends.nouns.request import BASE, AdapterVersion, Floats, Ids, LogProbs, Noun, Sampling
 
 NO_ROWS: Ids = np.zeros(0, np.int32)
+MOST_SCORED = 64  # rows of a step: logits of the whole vocabulary are computed for each
 _RUNS = count()  # of this process: no two slot schedulers over one engine give a number twice
 
 
@@ -70,6 +71,17 @@ class Release:
 SlotOperation = Admit | Grow | Release
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRows:
+    """Rows of chunks that are followed by a token of the same prompt, whose log-probability is wanted; at
+    most MOST_SCORED.
+    """
+
+    rows: Ids  # [scored] among all tokens of the step: first those that decode, then chunks, as in the plan
+    next_tokens: Ids  # [scored] what follows each of them
+    num_top: int  # of the most probable tokens in their place, the most that any request asks for
+
+
 @dataclass(frozen=True, eq=False)
 class StepPlan:
     """One turn of the loop. Span i works on tokens [starts[i], starts[i] + lengths[i]) of the sequence in
@@ -92,6 +104,7 @@ class StepPlan:
     run: int = field(default_factory=lambda: next(_RUNS))
     step_in_run: int = 0
     read: Ids = field(default_factory=lambda: NO_ROWS)  # [n] of the spans that sample: hidden states wanted
+    scored: ScoredRows | None = None  # None: no request asks; never in a step without chunks
 
     @cached_property
     def starts(self) -> Ids:
@@ -134,10 +147,9 @@ class RowLogProbs(Noun, frozen=True, eq=False):
 
     def kept(self, keep: NDArray[np.bool_]) -> RowLogProbs:
         """The part that belongs to those of the step's tokens that `keep` [tokens] selects."""
-        here, values = keep[self.rows], self.values
+        here = keep[self.rows]
         rows = (np.cumsum(keep) - 1)[self.rows[here]].astype(np.int32)
-        top = np.repeat(here, values.num_top)
-        return RowLogProbs(rows, LogProbs(values.chosen[here], values.top_ids[top], values.top[top]))
+        return RowLogProbs(rows, self.values.kept(here))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +166,9 @@ class StepOutput:
     # [read, hidden] the hidden states, after `ModelLimits.state_layer` layers, at the last tokens of those
     # spans that the plan wants `read`, in its order; None: there is none
     states: Floats | None = None
+    prompt_log_probs: LogProbs | None = (
+        None  # of the plan's `scored` rows, in their order; None: there is none
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +223,17 @@ class HiddenStates(Noun, frozen=True, eq=False):
     def by_row(self) -> Floats:
         """[n, hidden]"""
         return self.states.reshape(len(self.request_ids), -1)
+
+
+class PromptLogProbs(Noun, frozen=True, eq=False):
+    """Log-probabilities of tokens of prompts, from one step. Those of a prompt come before the first token of
+    its answer.
+    """
+
+    request_ids: NDArray[np.int64]  # [n]
+    request_epochs: Ids  # [n]
+    indices: Ids  # [n] of the tokens in their prompts, from 1 on
+    values: LogProbs  # of n tokens
 
 
 class Tokens(Noun, frozen=True, eq=False):

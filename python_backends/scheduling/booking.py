@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Finish, Ids
-from python_backends.nouns.step import HiddenStates, StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import HiddenStates, PromptLogProbs, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.state.slots import Rows, SlotTable, rows_of
 
 
@@ -42,14 +42,28 @@ class Booking:
         if output.states is None:
             return None
         slots, generations = (part[plan.samples][plan.read] for part in (plan.slots, plan.slot_generations))
-        table = self._table
-        current = table.live[slots] & (table.generations[slots] == generations)
+        table, current = self._table, self._are_current(slots, generations)
         slots = slots[current]
         if not len(slots):
             return None
         request_ids, request_epochs = table.request_ids[slots], table.request_epochs[slots]
         written = table.known[slots] - table.prompts[slots]
         return HiddenStates(request_ids, request_epochs, written, output.states[current].ravel(), layer)
+
+    def prompt_log_probs(self, plan: StepPlan, output: StepOutput) -> PromptLogProbs | None:
+        """Those of a step, of prompts that still have their slots; None: there are none."""
+        if plan.scored is None or output.prompt_log_probs is None:
+            return None
+        ends, rows = np.cumsum(plan.lengths), plan.scored.rows
+        spans = np.searchsorted(ends, rows, side="right")
+        places = rows - (ends - plan.lengths)[spans] + plan.starts[spans]
+        current = self._are_current(plan.slots[spans], plan.slot_generations[spans])
+        slots, table = plan.slots[spans][current], self._table
+        if not len(slots):
+            return None
+        indices = (places[current] + 1).astype(np.int32)
+        values = output.prompt_log_probs.kept(current)
+        return PromptLogProbs(table.request_ids[slots], table.request_epochs[slots], indices, values)
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
         """Books a plan of decode rows that all still have their slots. Returns
@@ -63,13 +77,18 @@ class Booking:
         """Books those of the rows [sampled] that still have their generation
         of the slot. Returns the same as `book_all`.
         """
-        current = (self._table.generations[slots] == generations) & self._table.live[slots]
+        current = self._are_current(slots, generations)
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
         kept = replace(
             output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs
         )
         slots, self._last = slots[current], None
         return self._book(self._begin(slots, slots, -1), kept)
+
+    def _are_current(self, slots: Ids, generations: Ids) -> NDArray[np.bool_]:
+        """[n] which of `slots` [n] still have these `generations` [n]."""
+        current: NDArray[np.bool_] = self._table.live[slots] & (self._table.generations[slots] == generations)
+        return current
 
     def _begin(self, slots: Ids, rows: Rows, run: int) -> _Rows:
         table = self._table

@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import MOST_SCORED, StepPlan
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.reading import Reading
+from python_backends.scheduling.scoring import Chunk, scored_rows
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
 
-Chunk = tuple[int, int, int]  # slot, start, length
 LEAST_TOKENS = 16  # of the first chunk of a step, whatever the time it may take
 
 
@@ -92,6 +92,7 @@ class PlanWriter:
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)
+        num_scored = 0
         left_s, times = self._outlook.prefill_s(decodes), self._outlook.step_time
         coming: set[bytes] = set()  # keys of the blocks that chunks of this step fill
         for slot in slots:
@@ -100,6 +101,11 @@ class PlanWriter:
                 continue  # the next step shares that block
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
+            scores = self._slots.sequence(slot).scores_prompt
+            if scores and num_scored == MOST_SCORED:
+                continue  # it goes on in the next step; others don't wait for it
+            if scores:
+                length = min(length, MOST_SCORED - num_scored)
             if self._policy.chunked_prefill:
                 length = self._cut(
                     min(length, budget),
@@ -110,6 +116,7 @@ class PlanWriter:
             if length <= 0:
                 break
             budget -= length
+            num_scored += length if scores else 0
             left_s = max(0.0, left_s - times.chunk_s(start, length))
             chunks.append((slot, start, length))
             coming.update(self._allocator.filled_keys(slot, start + length))
@@ -147,6 +154,7 @@ class PlanWriter:
             samples=samples,
             tokens=self._prefill_tokens(chunks),
             read=read,
+            scored=scored_rows(table, count, chunks),
         )
 
     def _prefill_tokens(self, chunks: list[Chunk]) -> Ids:

@@ -28,6 +28,7 @@ from python_backends.nouns.request import (
 from python_backends.nouns.step import (
     Evicted,
     HiddenStates,
+    PromptLogProbs,
     SlotFailure,
     Started,
     StepOutput,
@@ -264,6 +265,10 @@ class SlotScheduler:
     def hidden_states(self, plan: StepPlan, output: StepOutput) -> HiddenStates | None:
         """Those that were read in the oldest launched step, not applied yet; None: there are none."""
         return self._booking.hidden_states(plan, output, self.limits.state_layer)
+
+    def prompt_log_probs(self, plan: StepPlan, output: StepOutput) -> PromptLogProbs | None:
+        """Those of the oldest launched step, not applied yet; None: there are none."""
+        return self._booking.prompt_log_probs(plan, output)
 
     def take_started(self) -> list[Started]:
         """The requests that got a slot since the last call."""

@@ -1,5 +1,5 @@
-"""Log-probabilities of one stream's tokens, kept as long as its tokens are, so that they survive the death of
-an instance.
+"""Log-probabilities of one stream's tokens, and of its prompt's, kept as long as its tokens are, so that they
+survive the death of an instance.
 
 Written by the stream alone.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from python_backends.nouns.request import Floats, Ids, LogProbs
+from python_backends.nouns.request import Floats, Ids, LogProbs, Request
 from python_backends.nouns.step import RowLogProbs
 
 
@@ -79,3 +79,31 @@ class StreamLogProbs:
     def sum(self, num_tokens: int) -> float:
         """Over the first `num_tokens` tokens."""
         return self._sums[num_tokens]
+
+
+class PromptScores:
+    """Log-probabilities of a prompt's tokens. A later life of the request that computes them again, because
+    the answer has no token yet, gives the same ones.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._num_top = request.sampling.num_top_log_probs
+        count = len(request.prompt) - 1
+        self._chosen: Floats = np.full(count, np.nan, np.float32)
+        self._top_ids: Ids = np.full((count, self._num_top), -1, np.int32)
+        self._top: Floats = np.full((count, self._num_top), np.nan, np.float32)
+
+    def put(self, indices: Ids, values: LogProbs) -> None:
+        """Of tokens `indices` [n] of the prompt, none of them the first; `values` may have more of the most
+        probable ones.
+        """
+        shape, places = (len(indices), values.num_top), indices - 1
+        self._chosen[places] = values.chosen
+        self._top_ids[places] = values.top_ids.reshape(shape)[:, : self._num_top]
+        self._top[places] = values.top.reshape(shape)[:, : self._num_top]
+
+    def whole(self) -> LogProbs | None:
+        """None: the stream has ended before its prompt was computed."""
+        if np.isnan(self._chosen).any():
+            return None
+        return LogProbs(self._chosen, self._top_ids.ravel(), self._top.ravel())

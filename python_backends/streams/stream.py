@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from python_backends.nouns.request import Finish, LengthPrediction, Request, TokenWindow
-from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
+from python_backends.streams.log_probs import UNKNOWN, PromptScores, StreamLogProbs, TokenLogProbs
 
 NO_INSTANCE = -1
 
@@ -57,6 +57,7 @@ class Stream:
         "prediction",
         "prefix_keys",
         "previous",
+        "prompt_scores",
         "request",
         "request_epoch",
         "seated",
@@ -84,6 +85,7 @@ class Stream:
             if request.sampling.log_probs
             else None
         )
+        self.prompt_scores = PromptScores(request) if request.wants_prompt_log_probs else None
         # index -> token, finish and more that came before its turn
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}
         self.instance = NO_INSTANCE  # that has it
@@ -147,8 +149,8 @@ class Stream:
         return request_epoch == previous.request_epoch
 
     def append(self, index: int, token: int, finish: int, scores: TokenLogProbs = UNKNOWN) -> int:
-        """Takes token number `index` of the answer: a known one is dropped, an
-        early one held. Returns how many were appended.
+        """Takes token number `index` of the answer: a known one is dropped, an early one held. Returns how
+        many came, in their turn. An answer that is dropped ends with its first one, and has none.
         """
         if index < len(self.tokens) or self.finish != Finish.RUNNING:
             return 0
@@ -162,6 +164,8 @@ class Stream:
             if finish:
                 self.finish = Finish(finish)
             count += 1
+        if count and self.request.drops_answer:
+            self.end(Finish.LENGTH, 0)
         return count
 
     def forget_early(self) -> None:
@@ -214,6 +218,7 @@ class Stream:
         ended = self.finish != Finish.RUNNING
         silent = not request.stream and not ended
         scores = None if silent else self.log_probs
+        prompt = self.prompt_scores.whole() if self.prompt_scores is not None and self._is_first else None
         return TokenWindow(
             request_id=request.request_id,
             tokens=np.array(self.tokens[start:], np.int32),
@@ -224,7 +229,7 @@ class Stream:
             finish=self.finish,
             emit=emit,
             silent=silent,
-            echo=self._echo(),
+            echo=request.echo if self._is_first else "",
             continues_text=request.continues_text,
             num_input_tokens=len(request.prompt) if request.wants_num_input_tokens else -1,
             num_output_tokens=len(self.tokens) if request.wants_num_output_tokens else -1,
@@ -232,10 +237,16 @@ class Stream:
             cum_log_prob=0.0 if scores is None else scores.sum(num_sent),
             num_cached_tokens=self.num_cached,
             wants_output_ids=request.wants_output_ids,
+            prompt_ids=request.prompt if prompt is not None else None,
+            prompt_log_probs=prompt,
         )
 
-    def _echo(self) -> str:
-        """The user's text goes before the first text of the answer, once."""
+    @property
+    def _is_first(self) -> bool:
+        """Whether the next window is the one, before the first text of the answer, that has what belongs to
+        the prompt.
+        """
         ended = self.finish != Finish.RUNNING
-        first = ended if not self.request.stream else (self.num_sent == 0 and (ended or bool(self.tokens)))
-        return self.request.echo if first else ""
+        if not self.request.stream:
+            return ended
+        return self.num_sent == 0 and (ended or bool(self.tokens))

@@ -13,9 +13,11 @@ import logging
 from collections.abc import Callable, Mapping, ValuesView
 from typing import Any
 
+import numpy as np
+
 from python_backends.nouns.messages import Failed, ToInstance
 from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
-from python_backends.nouns.step import Evicted, Started, Tokens
+from python_backends.nouns.step import Evicted, PromptLogProbs, Started, Tokens
 from python_backends.settings import StreamSettings
 from python_backends.streams.delivery import Delivery
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
@@ -118,6 +120,16 @@ class StreamTable:
             return
         if stream.request_epoch == evicted.request_epoch:
             self.submissions.evicted(stream)
+
+    def prompt_log_probs(self, scores: PromptLogProbs) -> None:
+        """Those of one step, from lives that may give the first token of an answer."""
+        lives = np.stack([scores.request_ids, scores.request_epochs], 1)
+        for request_id, request_epoch in np.unique(lives, axis=0).tolist():
+            stream = self._streams.get(request_id)
+            if stream is None or stream.prompt_scores is None or not stream.accepts(request_epoch, 0):
+                continue
+            its = scores.request_ids == request_id
+            stream.prompt_scores.put(scores.indices[its], scores.values.kept(its))
 
     def tokens(self, tokens: Tokens) -> None:
         """New tokens of one step. Those of an earlier life of a request are dropped, except those from before

@@ -139,7 +139,8 @@ class TritonPythonModel:
         scores = new_log_probs(window, piece)
         answered = bool(piece.text) or window.emit or _tells_of_tokens(window, piece, scores)
         response = _response(window, piece, scores) if answered else None
-        if response is not None and len(piece.text) + len(window.tokens) > LARGE:
+        num_values = len(piece.text) + len(window.tokens) + _num_prompt_values(window)
+        if response is not None and num_values > LARGE:
             # there may be no shared memory for it, and a final call would close the sender
             sender.send(response)
             response = None
@@ -185,7 +186,7 @@ def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None)
     """
     is_asked = window.num_output_tokens >= 0 or window.wants_output_ids
     counts = is_asked and not window.silent and num_new_tokens(window, piece) > 0
-    return counts or (scores is not None and len(scores.chosen) > 0)
+    return counts or window.prompt_log_probs is not None or (scores is not None and len(scores.chosen) > 0)
 
 
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
@@ -214,6 +215,8 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
         outputs += _log_probs(window, scores)
     elif window.wants_output_ids and (count := num_new_tokens(window, piece)):
         outputs.append(pb_utils.Tensor("output_ids", np.ascontiguousarray(_new_ids(window, count))))
+    if window.prompt_ids is not None and window.prompt_log_probs is not None:
+        outputs += _of_prompt(window.prompt_ids, window.prompt_log_probs)
     return pb_utils.InferenceResponse(outputs)
 
 
@@ -237,7 +240,30 @@ def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
     if count and scores.num_top:
         tensors["top_ids"] = scores.top_ids.reshape(count, -1)
         tensors["top_log_probs"] = scores.top.reshape(count, -1)
-    # unknown ones of an engine are NaN, which JSON has no word for; ids stay as they are
+    return _told(tensors)
+
+
+def _of_prompt(ids: Ids, scores: LogProbs) -> list[Any]:
+    """Its tokens, and log-probabilities of all of them but the first."""
+    count = len(scores.chosen)
+    tensors: dict[str, Any] = {"prompt_ids": ids}
+    if count:
+        tensors["prompt_log_probs"] = scores.chosen
+    if count and scores.num_top:
+        tensors["prompt_top_ids"] = scores.top_ids.reshape(count, -1)
+        tensors["prompt_top_log_probs"] = scores.top.reshape(count, -1)
+    return _told(tensors)
+
+
+def _num_prompt_values(window: TokenWindow) -> int:
+    ids, scores = window.prompt_ids, window.prompt_log_probs
+    return 0 if ids is None or scores is None else 2 * (len(ids) + len(scores.top))
+
+
+def _told(tensors: dict[str, Any]) -> list[Any]:
+    """With the batch dimension. Unknown log-probabilities of an engine are NaN, which JSON has no word for;
+    ids stay as they are.
+    """
     told = {
         name: np.nan_to_num(values, nan=LEAST_LOG_PROB, neginf=LEAST_LOG_PROB)
         for name, values in tensors.items()

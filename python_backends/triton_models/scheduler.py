@@ -22,7 +22,7 @@ from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, reader
 from python_backends.nouns.request import Feedback, Idle, Request
-from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, PromptLogProbs, Started, Tokens
 from python_backends.prediction import token_counts
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.regressions import Regressions
@@ -97,6 +97,7 @@ class TritonPythonModel:
             Idle: table.idle,
             Failed: table.failed,
             HiddenStates: self._states_read,
+            PromptLogProbs: table.prompt_log_probs,
             **self._instances.readers,
         }
         self._spans = _spans(trace_url)

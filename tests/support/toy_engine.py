@@ -147,6 +147,7 @@ class ToyEngine:
                 busy_s,
                 gap_s,
                 np.array(states, np.float32)[plan.read] if len(plan.read) else None,
+                self._prompt_log_probs(plan),
             )
         )
         self._ends_s.append(self._idle_s)
@@ -239,10 +240,18 @@ class ToyEngine:
         if not asking:
             return None
         num_top = max(samplings[row].num_top_log_probs for row in asking)
-        parts = [toy_log_probs(int(tokens[row]), num_top, self.limits.vocab_size) for row in asking]
-        chosen, top_ids, top = zip(*((part.chosen, part.top_ids, part.top) for part in parts), strict=True)
-        values = LogProbs(np.concatenate(chosen), np.concatenate(top_ids), np.concatenate(top))
+        values = self._scores([int(tokens[row]) for row in asking], num_top)
         return RowLogProbs(np.array(asking, np.int32), values)
+
+    def _prompt_log_probs(self, plan: StepPlan) -> LogProbs | None:
+        if plan.scored is None:
+            return None
+        return self._scores(plan.scored.next_tokens.tolist(), plan.scored.num_top)
+
+    def _scores(self, tokens: list[int], num_top: int) -> LogProbs:
+        parts = [toy_log_probs(token, num_top, self.limits.vocab_size) for token in tokens]
+        chosen, top_ids, top = zip(*((part.chosen, part.top_ids, part.top) for part in parts), strict=True)
+        return LogProbs(np.concatenate(chosen), np.concatenate(top_ids), np.concatenate(top))
 
     def _finish(self, row: _Row, num_output: int) -> Finish:
         if row.last_token in row.sampling.stop_ids and num_output > row.sampling.min_tokens:

@@ -34,8 +34,9 @@ class StepInputs:
         # of that run: the last one, and the one for which the arrays were made
         self._step_in_run = self._first_step = 0
         self.logits: Floats = np.zeros((0, vocab_size), np.float32)  # [sampled, vocabulary] of the last step
+        self.scored: Floats = self.logits  # [scored, vocabulary]
         self.states: Floats = np.zeros((0, hidden), np.float32)  # [sampled, hidden]
-        self._logits, self._states = self.logits, self.states  # as many rows as ever were sampled
+        self._logits, self._states = self.logits, self.states  # as many rows as ever were wanted
 
     def fill(self, plan: StepPlan, table: Table) -> None:
         """All but the tokens of the decode rows. In a run, arrays are made again when the listed blocks end,
@@ -63,29 +64,32 @@ class StepInputs:
         ends = np.cumsum(plan.lengths)
         blocks, block_begins = _blocks(table[plan.slots], plan.starts + plan.lengths)
         sampled = ends[plan.samples] - 1
+        scored = [] if plan.scored is None else [plan.scored.rows]
         arrays = {
             "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
             "past": plan.starts,
             "begins": np.concatenate([[0], ends]),
             "blocks": blocks,
             "block_begins": block_begins,
-            "sampled": sampled,
+            "sampled": np.concatenate([sampled, *scored]),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
         for name, values in self._arrays.items():
             setattr(self.table, name, values.ctypes.data)
-        self.table.num_spans, self.table.num_sampled = len(plan.slots), len(sampled)
+        self.table.num_spans, self.table.num_sampled = len(plan.slots), len(self._arrays["sampled"])
         self._adapter_rows.put(self.table, plan.slots, plan.lengths)
-        self._enlarge(len(sampled))
+        self._divide(len(sampled), len(self._arrays["sampled"]))
         self._run = -1 if len(plan.tokens) else plan.run
         self._first_step = self._step_in_run = plan.step_in_run
 
-    def _enlarge(self, num_sampled: int) -> None:
-        if num_sampled > len(self._logits):
-            self._logits = np.empty((num_sampled, self._vocab_size), np.float32)
-            self._states = np.empty((num_sampled, self._hidden), np.float32)
+    def _divide(self, num_sampled: int, num_rows: int) -> None:
+        """The first `num_sampled` rows sample, the others are scored."""
+        if num_rows > len(self._logits):
+            self._logits = np.empty((num_rows, self._vocab_size), np.float32)
+            self._states = np.empty((num_rows, self._hidden), np.float32)
             self.table.logits, self.table.states = self._logits.ctypes.data, self._states.ctypes.data
-        self.logits, self.states = self._logits[:num_sampled], self._states[:num_sampled]
+        self.logits, self.scored = self._logits[:num_sampled], self._logits[num_sampled:num_rows]
+        self.states = self._states[:num_sampled]
 
 
 def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:

@@ -21,12 +21,12 @@ from python_backends.engine.cpu.adapters import Factors, PackedAdapter
 from python_backends.engine.cpu.inputs import StepInputs
 from python_backends.engine.cpu.model import OpenModel
 from python_backends.engine.slots.adapter_slots import AdapterSlots
-from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
+from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs, scored, unpacked
 from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import StepTimer
-from python_backends.nouns.request import Finish, Floats
+from python_backends.nouns.request import Finish, Floats, LogProbs
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 
 
@@ -83,6 +83,7 @@ class LayerSteps:
                 scores,
                 *times,
                 self._states(plan),
+                self._prompt_log_probs(plan),
             )
         )
 
@@ -116,6 +117,13 @@ class LayerSteps:
         """[read, hidden] a copy: the next step is computed into the same memory."""
         states = self._inputs.states[plan.read]
         return states if states.size else None
+
+    def _prompt_log_probs(self, plan: StepPlan) -> LogProbs | None:
+        if plan.scored is None:
+            return None
+        logits, rows = torch.from_numpy(self._inputs.scored), plan.scored
+        next_tokens = torch.from_numpy(rows.next_tokens.astype(np.int64))
+        return unpacked(scored(logits, next_tokens, min(rows.num_top, logits.shape[1])).numpy())
 
 
 def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:

@@ -46,7 +46,7 @@ def _limits(settings: Settings, source: Source, facts: Facts) -> ModelLimits:
             source, "tensorrt_llm", settings.model.dtype, settings.tensorrt_llm.arguments
         ),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
-        unsupported=(*NO_GUIDES, "logit_bias_ids", "logit_bias_values"),
+        unsupported=(*NO_GUIDES, "logit_bias_ids", "logit_bias_values", "return_prompt_log_probs"),
         adapters=tuple(AdapterVersion(name) for name in adapter_paths(settings)),
     )
 

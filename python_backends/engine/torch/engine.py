@@ -47,7 +47,7 @@ from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
 from python_backends.engine.slots.adapter_slots import AdapterSlots
-from python_backends.engine.slots.log_probs import row_log_probs
+from python_backends.engine.slots.log_probs import row_log_probs, unpacked
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch.adapters import peft_files
@@ -235,7 +235,8 @@ class TorchEngine:
         scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
         tokens, finishes = result[0].astype(np.int32), result[1].astype(np.uint8)
         states = None if step.states is None else step.states.numpy()
-        return StepOutput(step.number, tokens, finishes, scores, *step.times(), states)
+        prompts = None if step.prompt_log_probs is None else unpacked(step.prompt_log_probs.numpy())
+        return StepOutput(step.number, tokens, finishes, scores, *step.times(), states, prompts)
 
     def follow(self, guides: Guides) -> None:
         self.state.follow(guides)
@@ -311,12 +312,13 @@ def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
 def _sent(step: LaunchedStep) -> LaunchedStep:
     """Starts the way of its result, log-probabilities and hidden states to the host."""
     result = _on_the_way(step.result)
-    scores, states = (
-        None if tensor is None else _on_the_way(tensor) for tensor in (step.log_probs, step.states)
+    scores, states, prompts = (
+        None if tensor is None else _on_the_way(tensor)
+        for tensor in (step.log_probs, step.states, step.prompt_log_probs)
     )
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(step.result.device))
-    return replace(step, result=result, log_probs=scores, states=states, done=done)
+    return replace(step, result=result, log_probs=scores, states=states, prompt_log_probs=prompts, done=done)
 
 
 def _on_the_way(tensor: Tensor) -> Tensor:

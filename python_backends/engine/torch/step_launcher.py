@@ -18,7 +18,7 @@ from torch import Tensor
 
 from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.slots.log_probs import log_probs
+from python_backends.engine.slots.log_probs import log_probs, scored
 from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import sample
 from python_backends.engine.slots.slot_state import SlotState
@@ -28,7 +28,7 @@ from python_backends.engine.torch.decode_step import Bucket, DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import ScoredRows, StepPlan
 
 if TYPE_CHECKING:
     from python_backends.engine.torch.mixed_step import MixedSteps  # brings Triton's language
@@ -43,6 +43,7 @@ class LaunchedStep:
     asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
     times: Callable[[], Seconds]
     states: Tensor | None = None  # [read, hidden]; None: there are none
+    prompt_log_probs: Tensor | None = None  # [scored, …] as the device packed them; None: there are none
     done: Any = None  # a CUDA event: all of it is on the host then; None: it is
 
 
@@ -90,7 +91,7 @@ class StepLauncher:
             return LaunchedStep(plan.number, nothing, tokens, None, nothing, lambda: (0.0, 0.0))
         if not self._kernels:  # which read no further than a sequence goes
             self._clear_begun(plan)
-        if self.decode_steps is None or self._adapters.is_used(plan.slots):
+        if self.decode_steps is None or self._adapters.is_used(plan.slots) or plan.scored is not None:
             return self._flat(plan)
         return self._mixed(plan) if len(plan.tokens) else self._decode(plan, self.decode_steps)
 
@@ -111,11 +112,24 @@ class StepLauncher:
 
     def _flat(self, plan: StepPlan) -> LaunchedStep:
         batch = self.batcher.batch(plan)
+        if plan.scored is not None:
+            batch = self._with_scored(batch, plan.scored)
         self.timer.begin()
-        logits, states = self._decoder.forward_with_states(  # [sampled, vocabulary]
+        logits, states = self._decoder.forward_with_states(  # [sampled and scored, vocabulary]
             batch, self._cache, self._read_rows(plan, batch)
         )
-        return replace(self._choose(plan, logits, batch.sampling_slots, batch.order), states=states)
+        count = len(batch.sampling_slots)
+        scores = None if plan.scored is None else self._scores(logits[count:], plan.scored)
+        step = self._choose(plan, logits[:count], batch.sampling_slots, batch.order)
+        return replace(step, states=states, prompt_log_probs=scores)
+
+    def _with_scored(self, batch: StepBatch, rows: ScoredRows) -> StepBatch:
+        """Chunks have the same places in `batch` as in the plan. Their rows follow those that sample."""
+        assert batch.sampling_rows is not None, "a step without chunks"
+        return replace(batch, sampling_rows=torch.cat((batch.sampling_rows, self._to_device(rows.rows))))
+
+    def _scores(self, logits: Tensor, rows: ScoredRows) -> Tensor:
+        return scored(logits, self._to_device(rows.next_tokens), min(rows.num_top, logits.shape[1]))
 
     def _read_rows(self, plan: StepPlan, batch: StepBatch) -> Tensor | None:
         """[read] of the batch: the last tokens of the spans whose hidden states are read."""

@@ -85,6 +85,8 @@ class Allocator:
         device runs steps in order.
         """
         sequence = self.slots.sequence(slot)
+        if sequence.scores_prompt:
+            return
         first = sequence.num_published
         found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first, sequence.root_key)
         if not found:
@@ -101,12 +103,12 @@ class Allocator:
         self._operations.append(Grow(slot, int(self.slots.generations[slot]), first, blocks))
 
     def next_key(self, slot: int) -> bytes | None:
-        """Of the prompt block that its next token falls into; None if no
-        other sequence could find that block.
+        """Of the prompt block that its next token falls into; None if it would not share that block of
+        another sequence.
         """
         sequence = self.slots.sequence(slot)
         index = int(self.slots.computed[slot]) // self._limits.block_tokens
-        if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
+        if sequence.scores_prompt or (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
             return None
         return self._keys(sequence, sequence.tokens, index + 1)[index]
 
@@ -236,9 +238,11 @@ class Allocator:
         return Seating(fresh + num_revived, len(found) - num_revived)
 
     def _found(self, sequence: Sequence) -> list[int]:
-        """Kept blocks of its prefix. At least one token is computed
-        again, so that there is a row to sample from.
+        """Kept blocks of its prefix. At least one token is computed again, so that there is a row to sample
+        from; all of a prompt whose tokens are scored.
         """
+        if sequence.scores_prompt:
+            return []
         return self.blocks.match(sequence.tokens[:-1], sequence.keys, root_key=sequence.root_key)
 
     def _blocks_to_grow(self, sequence: Sequence) -> int:

@@ -76,6 +76,13 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are computed while it prefills: all of them, so that its
+        whole prompt is. A client that has got a token of the answer has got them before.
+        """
+        return self.request.wants_prompt_log_probs and not self.num_output_tokens
+
 
 def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
     """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no

@@ -168,6 +168,8 @@ class Door:
             adapter=adapter_of(values, self.engine.adapters),
             wants_output_ids=values["return_output_ids"],
             delivered=self._delivered(values, sampling.max_tokens),
+            wants_prompt_log_probs=values["return_prompt_log_probs"],
+            drops_answer=values["max_tokens"] == 0,
         )
 
     def _delivered(self, values: Values, max_tokens: int) -> tuple[int, ...]:
@@ -203,7 +205,7 @@ class Door:
                 f"min_tokens = {min_tokens}: must be at most max_tokens, which is {max_tokens} here"
             )
         return Sampling(
-            max_tokens=max_tokens,
+            max_tokens=max(1, max_tokens),
             seed=secrets.randbits(63) if seed is None else seed,
             stop_ids=tuple(sorted({*self.eos_ids, *stop_ids(values)})),
             grammar=read_grammar(values, self.guides),

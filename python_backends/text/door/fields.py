@@ -93,6 +93,14 @@ class FieldReader:
             raise RefusedError(
                 f"num_top_log_probs = {count}: needs return_log_probs = true, must be 0 or absent without"
             )
+        if values["return_prompt_log_probs"] and not values["return_log_probs"]:
+            raise RefusedError("return_prompt_log_probs = true: needs return_log_probs = true")
+        is_sent = not values["exclude_input_in_output"] or values["return_prompt_log_probs"]
+        if values["max_tokens"] == 0 and not is_sent:
+            raise RefusedError(
+                "max_tokens = 0: must be at least 1, unless exclude_input_in_output = false or"
+                " return_prompt_log_probs = true"
+            )
 
     def _value(self, fields: Fields, name: str, field: Field) -> Any:
         """Returns a field's value, checked for the type and range in the table; its default if it is absent.

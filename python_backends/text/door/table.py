@@ -66,7 +66,7 @@ FIELDS: dict[str, Field] = {
     ),
     "instruction": Field("STRING", "what the text asks for: for predicting the answer's length", most=4096),
     # the length of the answer
-    "max_tokens": Field("INT32", "longest answer, in tokens; -1: until the context ends", least=1, also=-1),
+    "max_tokens": Field("INT32", "longest answer, in tokens; -1: until the context ends", also=-1),
     "min_tokens": Field("INT32", "shortest answer, in tokens", 0, sampling="min_tokens"),
     # how tokens are chosen
     "temperature": Field(
@@ -130,6 +130,7 @@ FIELDS: dict[str, Field] = {
         TOP_LOG_PROBS,
         sampling="num_top_log_probs",
     ),
+    "return_prompt_log_probs": Field("BOOL", "adds the log-probabilities of the prompt's tokens", False),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
     "return_output_ids": Field("BOOL", "adds the token ids of each response", False),
