@@ -41,7 +41,7 @@ from python_backends.nouns.request import (
     Subject,
     TokenWindow,
 )
-from python_backends.nouns.step import RowLogProbs, Started, Tokens
+from python_backends.nouns.step import PromptLogProbs, RowLogProbs, Started, Tokens
 
 
 def same(a: object, b: object) -> bool:
@@ -81,6 +81,9 @@ SCORES = RowLogProbs(
         REQUEST,
         TokenWindow(1, np.array([], np.int32), finish=Finish.STOP),
         TokenWindow(1, np.array([5], np.int32), log_probs=SCORES.values, cum_log_prob=-0.25),
+        TokenWindow(
+            1, np.array([5], np.int32), prompt_ids=np.array([7, 3], np.int32), prompt_log_probs=SCORES.values
+        ),
         Feedback(1, 5, stopped_at=3, gone=True),
         Hello(ModelLimits(2048, 512, 16, 100, 16, "x")),
         Hello(),
@@ -99,6 +102,7 @@ SCORES = RowLogProbs(
         Tokens(
             *(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES
         ),
+        PromptLogProbs(*(np.array([1], kind) for kind in (np.int64, np.int32, np.int32)), SCORES.values),
         Load(num_running=3),
     ],
     ids=lambda message: type(message).__name__,

@@ -31,7 +31,16 @@ from python_backends.watching.board import Board
 ORIGIN = "https://chat.example.org"
 # no attempt after a first one that failed
 NO_PATIENCE = Patience(is_up=lambda: True, is_ending=lambda: True, longest_s=0.0)
-KINDS = {"output_ids": "INT32", "output_log_probs": "FP32", "top_ids": "INT32", "top_log_probs": "FP32"}
+KINDS = {
+    "output_ids": "INT32",
+    "output_log_probs": "FP32",
+    "top_ids": "INT32",
+    "top_log_probs": "FP32",
+    "prompt_ids": "INT32",
+    "prompt_log_probs": "FP32",
+    "prompt_top_ids": "INT32",
+    "prompt_top_log_probs": "FP32",
+}
 
 
 @dataclass

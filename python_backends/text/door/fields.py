@@ -19,6 +19,7 @@ from python_backends.text.door.table import (
     FIELDS,
     KNOWN,
     LAST_TOKEN,
+    MAX_INT,
     NEUTRAL,
     OTHER_NAMES,
     SUPPORTED,
@@ -93,14 +94,7 @@ class FieldReader:
             raise RefusedError(
                 f"num_top_log_probs = {count}: needs return_log_probs = true, must be 0 or absent without"
             )
-        if values["return_prompt_log_probs"] and not values["return_log_probs"]:
-            raise RefusedError("return_prompt_log_probs = true: needs return_log_probs = true")
-        is_sent = not values["exclude_input_in_output"] or values["return_prompt_log_probs"]
-        if values["max_tokens"] == 0 and not is_sent:
-            raise RefusedError(
-                "max_tokens = 0: must be at least 1, unless exclude_input_in_output = false or"
-                " return_prompt_log_probs = true"
-            )
+        _check_prompt_returned(values)
 
     def _value(self, fields: Fields, name: str, field: Field) -> Any:
         """Returns a field's value, checked for the type and range in the table; its default if it is absent.
@@ -108,8 +102,8 @@ class FieldReader:
         """
         if name not in fields or name in WORDS or name in NEUTRAL:
             return field.default
-        if field.also is not None and plain(name, fields[name]) == field.also:
-            return field.also
+        if field.also and (also := _found(plain(name, fields[name]), field.also)) is not None:
+            return also
         if field.dtype == "FP32" and field.is_list:
             return tuple(numbers(fields, name, field.least, self._most(field)))
         if field.dtype == "FP32":
@@ -156,6 +150,23 @@ def _check_biases(ids: Sequence[int], values: Sequence[float]) -> None:
     if len(set(ids)) < len(ids):
         [(twice, _)] = Counter(ids).most_common(1)
         raise RefusedError(f"logit_bias_ids = {twice}: is there twice")
+
+
+def _check_prompt_returned(values: Values) -> None:
+    """Raises RefusedError."""
+    scores = values["return_prompt_log_probs"]
+    if scores and not values["return_log_probs"]:
+        raise RefusedError("return_prompt_log_probs = true: needs return_log_probs = true")
+    if values["max_tokens"] == 0 and values["exclude_input_in_output"] and not scores:
+        raise RefusedError(
+            f"max_tokens = 0: must be a whole number between 1 and {MAX_INT}, unless exclude_input_in_output"
+            " = false or return_prompt_log_probs = true"
+        )
+
+
+def _found(value: Any, wanted: Iterable[int]) -> int | None:
+    """Which of `wanted` this value is; None: none."""
+    return next((each for each in wanted if value == each and not isinstance(value, bool)), None)
 
 
 def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:

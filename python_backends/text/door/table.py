@@ -24,7 +24,7 @@ class Field:
     default: Any = None  # the value of an absent field
     least: float = 0
     most: float | str = MAX_INT
-    also: int | None = None  # one more value, outside of the range
+    also: tuple[int, ...] = ()  # more values, outside of the range
     is_list: bool = False
     sampling: str = ""
     only: Any = None  # the one value that is taken, of a list each one's: anything else is not supported
@@ -66,7 +66,12 @@ FIELDS: dict[str, Field] = {
     ),
     "instruction": Field("STRING", "what the text asks for: for predicting the answer's length", most=4096),
     # the length of the answer
-    "max_tokens": Field("INT32", "longest answer, in tokens; -1: until the context ends", also=-1),
+    "max_tokens": Field(
+        "INT32",
+        "longest answer, in tokens; -1: until the context ends; 0: the prompt alone is returned",
+        least=1,
+        also=(-1, 0),
+    ),
     "min_tokens": Field("INT32", "shortest answer, in tokens", 0, sampling="min_tokens"),
     # how tokens are chosen
     "temperature": Field(

@@ -63,7 +63,7 @@ FIELDS: list[tuple[str, dict[str, Any]]] = [
     *((COMPLETION, {"prompt": value}) for value in (None, {}, [], [[]], [1, "x"], [[1], 2.5], [None])),
     (COMPLETION, {"prompt": ["x"] * 1025}),
     (COMPLETION, {"prompt": "x", "n": 129}),
-    (COMPLETION, {"prompt": "x", "echo": True, "logprobs": 1}),
+    (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": -1}),
     *((RESPONSE, {"input": value}) for value in (1, {}, [1], [None])),
     (RESPONSE, {"input": "x", "previous_response_id": "resp_1"}),
     *((MESSAGE, {"messages": MESSAGES, "max_tokens": value}) for value in (None, 0, "1")),

@@ -91,6 +91,77 @@ def test_log_probabilities_are_lists_by_token(front: Front, ensemble: Ensemble) 
     assert ensemble.asked[0]["num_top_log_probs"] == 1
 
 
+def ids_of(front: Front, *tokens: str) -> tuple[int, ...]:
+    known = front.model.checkpoint.tokenizer
+    return tuple(known.token_to_id(token) for token in tokens)
+
+
+def test_an_echo_with_log_probabilities_begins_with_those_of_the_prompt(
+    front: Front, sdk: openai.OpenAI, ensemble: Ensemble
+) -> None:
+    """The token that ends the answer is among them: programs such as lm-eval leave out the last one."""
+    a, b, end = ids_of(front, "a", "b", "<|end|>")
+    ensemble.pieces = (
+        Piece(
+            "aba",
+            output_ids=(a,),
+            output_log_probs=(-0.25,),
+            top_ids=((a,),),
+            top_log_probs=((-0.25,),),
+            prompt_ids=(a, b),
+            prompt_log_probs=(-1.0,),
+            prompt_top_ids=((a,),),
+            prompt_top_log_probs=((-0.5,),),
+        ),
+        Piece(
+            "", "stop", output_ids=(end,), output_log_probs=(-2.0,), top_ids=((b,),), top_log_probs=((-1.5,),)
+        ),
+    )
+    status, answer = post(front, "/v1/completions", prompt="ab", echo=True, logprobs=1)
+    assert status == 200
+    assert answer["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b", "a", "<|end|>"],
+        "token_logprobs": [None, -1.0, -0.25, -2.0],
+        "top_logprobs": [None, {"b": -1.0, "a": -0.5}, {"a": -0.25}, {"<|end|>": -2.0, "b": -1.5}],
+        "text_offset": [0, 1, 2, 3],
+    }
+    [asked] = ensemble.asked
+    assert (asked["return_prompt_log_probs"], asked["return_log_probs"]) == (True, True)
+    assert (asked["num_top_log_probs"], asked["exclude_input_in_output"]) == (1, False)
+    streamed = [
+        chunk.choices[0].logprobs.token_logprobs
+        for chunk in sdk.completions.create(model="toy", prompt="ab", echo=True, logprobs=1, stream=True)
+    ]
+    assert streamed == [[None, -1.0, -0.25], [-2.0]]
+
+
+def test_tokens_of_an_echo_begin_where_their_text_does(front: Front, ensemble: Ensemble) -> None:
+    """What the tokenizer has put before the text takes no place, nor does the second half of a character."""
+    known = front.model.checkpoint.tokenizer
+    begin = ids_of(front, "<|user|>")[0]
+    halves = known.encode("é", add_special_tokens=False).ids
+    ids = (begin, *halves, *ids_of(front, "a"), begin)
+    ensemble.pieces = (
+        Piece("éa<|user|>", "length", prompt_ids=ids, prompt_log_probs=(-1.0,) * (len(ids) - 1)),
+    )
+    _, answer = post(front, "/v1/completions", prompt="x", echo=True, logprobs=0, max_tokens=0)
+    scores = answer["choices"][0]["logprobs"]
+    offsets = [0] * (1 + len(halves)) + [1, 2]
+    assert scores["text_offset"] == offsets
+    assert (scores["tokens"][0], scores["tokens"][-2:]) == ("<|user|>", ["a", "<|user|>"])
+    assert ensemble.asked[0]["max_tokens"] == 0
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_only_an_echo_may_have_no_token_behind_it(front: Front, ensemble: Ensemble, echo: bool) -> None:
+    ensemble.pieces = (Piece("ab", "length", num_input_tokens=2),)
+    status, answer = post(front, "/v1/completions", prompt="ab", echo=echo, max_tokens=0)
+    assert status == (200 if echo else 400)
+    if echo:
+        assert answer["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "length"}]
+        assert answer["usage"]["completion_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -104,7 +175,7 @@ def test_log_probabilities_are_lists_by_token(front: Front, ensemble: Ensemble) 
         ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
         ({"prompt": [1 << 40]}, "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
     ],

@@ -125,6 +125,22 @@ def test_everything_about_sampling_comes_as_tensors() -> None:
     assert sampling.logit_bias == ((7, -100.0), (5, 1.5))  # what adds nothing is left out
 
 
+def test_log_probabilities_of_the_prompt_are_for_those_who_ask() -> None:
+    asks = {"return_log_probs": True, "num_top_log_probs": 2}
+    assert taken(**asks, return_prompt_log_probs=True).wants_prompt_log_probs
+    assert not taken(**asks).wants_prompt_log_probs
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"exclude_input_in_output": False}, {"return_log_probs": True, "return_prompt_log_probs": True}],
+)
+def test_an_answer_of_no_tokens_is_one_token_that_is_dropped(fields: dict[str, Any]) -> None:
+    request = taken(**fields, max_tokens=0)
+    assert (request.sampling.max_tokens, request.drops_answer) == (1, True)
+    assert not taken(**fields, max_tokens=1).drops_answer
+
+
 def test_a_token_has_one_bias() -> None:
     answer = DOOR.answer({"text_input": TEXT, "logit_bias_ids": [3, 5, 3], "logit_bias_values": [1, 2, 3]})
     assert str(answer) == "logit_bias_ids = 3: is there twice"
@@ -254,7 +270,13 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("top_k", -1, "top_k = -1: must be a whole number between 0 and 448"),
     ("top_k", 449, "top_k = 449: must be a whole number between 0 and 448"),
     ("top_k", 1.0, "top_k = 1.0: must be a whole number between 0 and 448"),
-    ("max_tokens", 0, "max_tokens = 0: must be a whole number between 1 and 2147483647"),
+    (
+        "max_tokens",
+        0,
+        "max_tokens = 0: must be a whole number between 1 and 2147483647, unless exclude_input_in_output ="
+        " false or return_prompt_log_probs = true",
+    ),
+    ("max_tokens", False, "max_tokens = False: must be a whole number between 1 and 2147483647"),
     ("max_tokens", True, "max_tokens = True: must be a whole number between 1 and 2147483647"),
     (
         "max_tokens",
@@ -340,6 +362,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
         for value in (100.5, -100.5, float("nan"), float("inf"), "1", True, [1.0])
     ],
     ("return_log_probs", 1, "return_log_probs = 1: must be true or false"),
+    ("return_prompt_log_probs", 1, "return_prompt_log_probs = 1: must be true or false"),
+    ("return_prompt_log_probs", True, "return_prompt_log_probs = true: needs return_log_probs = true"),
     ("num_top_log_probs", 6, "num_top_log_probs = 6: must be a whole number between 0 and 5"),
     ("num_top_log_probs", -1, "num_top_log_probs = -1: must be a whole number between 0 and 5"),
     (

@@ -133,3 +133,31 @@ def test_log_probabilities_that_an_engine_does_not_tell_are_numbers(model: Any) 
         -9999
     ]
     assert told["top_ids"].item() == -1
+
+
+def test_the_prompts_log_probabilities_are_outputs_of_their_own(model: Any) -> None:
+    from python_backends.text.detokenize.detokenizer import Piece
+    from python_backends.triton_models.detokenizer import _response, _tells_of_tokens
+
+    ids, values = np.array([5, 6, 7], np.int32), np.array([-0.5, -1.5], np.float32)
+    window = TokenWindow(
+        1,
+        np.zeros(0, np.int32),
+        emit=False,
+        prompt_ids=ids,
+        prompt_log_probs=LogProbs(values, np.array([6, 9], np.int32), values),
+    )
+    assert _tells_of_tokens(window, Piece(""), None)
+    found = _response(window, Piece(""), None).output_tensors
+    tensors = {tensor.own_name: tensor.values.tolist() for tensor in found}
+    assert tensors["prompt_ids"] == [[5, 6, 7]]
+    assert tensors["prompt_log_probs"] == [[-0.5, -1.5]]
+    assert tensors["prompt_top_ids"] == [[[6], [9]]]
+    assert tensors["prompt_top_log_probs"] == [[[-0.5], [-1.5]]]
+
+
+def test_a_prompt_of_one_token_has_its_id_alone(model: Any) -> None:
+    from python_backends.triton_models.detokenizer import _of_prompt
+
+    nothing = LogProbs(np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    assert [tensor.name() for tensor in _of_prompt(np.array([5], np.int32), nothing)] == ["prompt_ids"]

@@ -82,6 +82,7 @@ FIELDS = {  # name: datatype of its tensor
     "exclude_input_in_output": "BOOL",
     "return_log_probs": "BOOL",
     "num_top_log_probs": "INT32",
+    "return_prompt_log_probs": "BOOL",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "return_output_ids": "BOOL",
@@ -200,9 +201,11 @@ OPTIONS: list[tuple[float, Callable[[random.Random], dict[str, Any]]]] = [  # a 
     (0.2, lambda rng: {"stop_token_ids": [rng.randrange(NUM_IDS) for _ in range(rng.randint(1, 16))]}),
     (0.1, lambda rng: {"logit_bias_ids": [7, 9], "logit_bias_values": [rng.uniform(-100, 100), -100.0]}),
     (0.2, lambda rng: {"return_log_probs": True, "num_top_log_probs": rng.choice([0, 1, 3, 20])}),
+    (0.1, lambda rng: {"return_log_probs": True, "return_prompt_log_probs": True}),
+    (0.2, lambda rng: {"exclude_input_in_output": rng.random() < 0.5}),
+    (0.05, lambda rng: {"max_tokens": 0, "exclude_input_in_output": False}),
     (0.2, lambda rng: {"return_num_input_tokens": rng.random() < 0.5}),
     (0.2, lambda rng: {"return_num_output_tokens": rng.random() < 0.5}),
-    (0.2, lambda rng: {"exclude_input_in_output": rng.random() < 0.5}),
     (0.3, lambda rng: {"request_priority": rng.randint(-3, 3)}),
     (0.1, lambda rng: {"instruction": _text(rng)}),
 ]
@@ -242,6 +245,7 @@ def _refused(rng: random.Random, door: str) -> bytes:
             {"messages": rng.choice(["", "{", "[]", "[{}]", '[{"role": "x", "content": ""}]', "[" * 5000])},
             {"text_input": rng.choice(["", "x" * 1_000_001])},
             {"input_ids": rng.choice([[], [-1], [2**31 - 1], [1] * 200_000])},
+            {"return_prompt_log_probs": True},
         ]
     )
     inputs = {**({} if {"messages", "input_ids"} & wrong.keys() else {"text_input": "x"}), **wrong}
