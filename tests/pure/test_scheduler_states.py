@@ -24,7 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from benchmarks.policies import setting_of
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
-from python_backends.nouns.step import Admit, Grow, Release, StepPlan, Tokens
+from python_backends.nouns.step import Admit, Grow, PromptLogProbs, Release, StepOutput, StepPlan, Tokens
+from python_backends.scheduling import plan_writer
 from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
 from python_backends.scheduling.policies import POLICIES
@@ -33,13 +34,14 @@ from python_backends.settings import EngineSettings, ModelSettings, SchedulingSe
 from tests.support.examples import examples
 from tests.support.scheduling import RULES, VOCAB, write_vocabulary
 from tests.support.toy_answers import toy_answer
-from tests.support.toy_engine import TOY, ToyEngine
+from tests.support.toy_engine import TOY, ToyEngine, toy_log_probs
 
 BLOCKS, BLOCK_TOKENS = 26, 4
 MOST_TOKENS = 100  # of prompt and answer; a lone request always fits
 BOUND_S = 10.0
 BOUND_STEPS = 200  # of sjf
 NEVER_EVICT = ("fcfs", "orca")
+MOST_SCORED = 6  # rows of a step
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,8 +50,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def looked_at() -> Iterator[None]:
-    yield
+def small_numbers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_writer, "MOST_SCORED", MOST_SCORED)
+        yield
     predicted_order.LOOKED_AT = LOOKED_AT
 
 
@@ -117,6 +121,7 @@ class Answer:
     request: Request
     whole: list[int]  # of a run with nothing else in it
     tokens: list[int] = field(default_factory=list)
+    scores: dict[int, float] = field(default_factory=dict)  # of the prompt's tokens, by place
     finish: Finish = Finish.RUNNING
     epoch: int = 0
     passed_over: float | None = None  # when first since it last had a slot, by the clock of the bound
@@ -135,20 +140,35 @@ asks = st.fixed_dictionaries(
         "stop_ids": st.sampled_from([(), (3, 4), tuple(range(0, VOCAB, 5))]),
         "seed": st.integers(0, 3),
         "priority": st.integers(-1, 2),
+        "scored": st.sampled_from([False, False, True]),
     }
 )
 
 sevens = st.lists(st.floats(0, 200), min_size=7, max_size=7)  # a mean and its quantiles
 
 
-def make_request(number: int, shared: int, length: int, seed: int, priority: int, **sampling: Any) -> Request:
+def make_request(
+    number: int, shared: int, length: int, seed: int, priority: int, scored: bool, **sampling: Any
+) -> Request:
     """Prompts begin alike for up to three blocks, and some of them go on alike. A seed of 0 is greedy."""
     prompt = np.append(np.full(shared * BLOCK_TOKENS, 7), np.arange(length) * (1 + number % 3)).astype(
         np.int32
     )
     return Request(
-        number, prompt, Sampling(temperature=float(seed > 0), seed=seed, **sampling), priority=priority
+        number,
+        prompt,
+        Sampling(temperature=float(seed > 0), seed=seed, **sampling),
+        priority=priority,
+        wants_prompt_log_probs=scored,
     )
+
+
+def scores_of(request: Request) -> dict[int, float]:
+    """Log-probabilities of the prompt's tokens, by place."""
+    if not request.wants_prompt_log_probs:
+        return {}
+    later = enumerate(request.prompt.tolist()[1:], 1)
+    return {index: float(toy_log_probs(token, 0, VOCAB).chosen[0]) for index, token in later}
 
 
 class SchedulerStates(RuleBasedStateMachine):
@@ -190,7 +210,7 @@ class SchedulerStates(RuleBasedStateMachine):
             self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s
         )
         self.launched: deque[StepPlan] = deque()
-        self.wire: deque[Tokens] = deque()
+        self.wire: deque[PromptLogProbs | Tokens] = deque()
         self.order: list[int] = []  # of the requests here, by arrival
         self.seated: set[int] = set()
 
@@ -308,7 +328,7 @@ class SchedulerStates(RuleBasedStateMachine):
             self.launch(plan)
         reads = bool(self.launched) and (plan is None or len(self.launched) >= self.depth)
         if reads:
-            self.read(self.scheduler.apply(self.launched.popleft(), self.engine.collect()))
+            self.read(self.launched.popleft(), self.engine.collect())
         self.slots_and_blocks_add_up()
         while self.wire and (len(self.wire) > self.lag or not reads):
             self.deliver(self.wire.popleft())
@@ -322,6 +342,7 @@ class SchedulerStates(RuleBasedStateMachine):
         )
         assert set(seats.values()) == self.seated
         assert plan.num_tokens <= self.scheduler.token_budget or self.rules == "orca"
+        assert plan.scored is None or 1 <= len(plan.scored.rows) <= MOST_SCORED
         self.nothing_is_computed_that_can_be_found(plan)
         self.engine.launch(plan)
         self.launched.append(plan)
@@ -329,11 +350,13 @@ class SchedulerStates(RuleBasedStateMachine):
     def nothing_is_computed_that_can_be_found(self, plan: StepPlan) -> None:
         """Each full block of a prompt that this step computes is the first with these tokens: nobody else has
         computed it before, or does so in the same step. But for the block of the last token, of which one is
-        always computed.
+        always computed, and for prompts that are scored.
         """
         slots, table = self.scheduler.slots, self.device.rows
         spans = list(zip(plan.slots, plan.starts, plan.lengths, strict=True))
         for slot, start, length in spans[plan.num_decodes :]:
+            if slots.sequence(slot).scores_prompt:
+                continue
             tokens = slots.tokens[slot, : min(start + length, slots.targets[slot] - 1)]
             last = len(tokens) // BLOCK_TOKENS
             if last > start // BLOCK_TOKENS:
@@ -360,15 +383,32 @@ class SchedulerStates(RuleBasedStateMachine):
         answer.passed_over = now if answer.passed_over is None else answer.passed_over
         assert now < answer.passed_over + bound, "passed over for too long"
 
-    def read(self, tokens: Tokens) -> None:
-        self.wire.append(tokens)
+    def read(self, plan: StepPlan, output: StepOutput) -> None:
+        scores = self.scheduler.prompt_log_probs(plan, output)
+        tokens = self.scheduler.apply(plan, output)
+        self.wire += [tokens] if scores is None else [scores, tokens]
         for number in tokens.request_ids[tokens.finishes != Finish.RUNNING].tolist():
             self.order.remove(number)
             self.seated.remove(number)
 
     # --- the streams
 
-    def deliver(self, tokens: Tokens) -> None:
+    def deliver(self, message: PromptLogProbs | Tokens) -> None:
+        if isinstance(message, Tokens):
+            self.deliver_tokens(message)
+        else:
+            self.deliver_scores(message)
+
+    def deliver_scores(self, scores: PromptLogProbs) -> None:
+        columns = (scores.request_ids, scores.request_epochs, scores.indices, scores.values.chosen)
+        for number, epoch, index, value in zip(*(column.tolist() for column in columns), strict=True):
+            answer = self.answers[number]
+            assert answer.request.wants_prompt_log_probs
+            if answer.is_open and answer.epoch == epoch:
+                assert not answer.tokens, "before the first token"
+                answer.scores[index] = value
+
+    def deliver_tokens(self, tokens: Tokens) -> None:
         rows = zip(
             tokens.request_ids,
             tokens.request_epochs,
@@ -382,6 +422,7 @@ class SchedulerStates(RuleBasedStateMachine):
             if answer.is_open and answer.epoch == epoch:
                 assert index == len(answer.tokens), "tokens come in order, none twice"
                 answer.tokens.append(int(token))
+                assert answer.scores == scores_of(answer.request)
                 answer.finish = Finish(int(finish))
 
     def open_answers(self) -> list[Answer]:

@@ -7,7 +7,7 @@ messages wait in `Network` until a test delivers them.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from python_backends.nouns.messages import Failed, Hello
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.order import Answer, next_answer
 from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request
-from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
+from python_backends.nouns.step import Evicted, HiddenStates, PromptLogProbs, Started, Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Status
 from python_backends.settings import (
@@ -211,20 +211,26 @@ class Front:
             self.router.ready(number, message.limits)
             self.table.instance_ready(number)
             self.cluster.ready(InstanceReady(number, message))
-        elif isinstance(message, Started):
-            self.table.started(message)
-        elif isinstance(message, Evicted):
-            self.table.evicted(message)
-        elif isinstance(message, Tokens):
-            self.table.tokens(message)
+        elif take := self.takes.get(type(message)):
+            take(message)
         elif isinstance(message, Load):
             self.router.heard(InstanceLoad(number, self.limits[number], message))
-        elif isinstance(message, Failed):
-            self.table.failed(message)
         elif isinstance(message, HiddenStates):
             self.read += zip(message.request_ids.tolist(), message.num_written.tolist(), strict=True)
         else:
             self.cluster.heard(InstanceMove(number, message))
+
+    @property
+    def takes(self) -> dict[type, Callable[[Any], None]]:
+        """What the stream table alone is told."""
+        table = self.table
+        return {
+            Started: table.started,
+            Evicted: table.evicted,
+            PromptLogProbs: table.prompt_log_probs,
+            Tokens: table.tokens,
+            Failed: table.failed,
+        }
 
     def turn(self, sender: str | None = None) -> None:
         """Takes what has come from `sender`, or from all, and answers."""
