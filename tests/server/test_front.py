@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import re
@@ -282,6 +283,36 @@ def test_a_completion_of_texts_and_ids_is_the_ensembles(bundled: Gapless) -> Non
         top[token] for top, token in zip(scores.top_logprobs, scores.tokens, strict=True)
     ]
     assert scores.text_offset == [len("".join(scores.tokens[:i])) for i in range(len(scores.tokens))]
+
+
+def test_an_echo_scores_a_text_as_its_answer_was_scored(bundled: Gapless) -> None:
+    """As lm-eval asks: what a model has written is as likely as it said, token by token."""
+    text, scored = "Convert to camelCase: read_line\n", {"temperature": 0, "logprobs": 2}
+    with Client(f"127.0.0.1:{bundled.grpc_port}") as client:
+        answer = client.generate(text, max_tokens=12, temperature=0.0, return_log_probs=True)
+    count = len(answer.output_ids) - (answer.finish_reason == "stop")  # a text does not end before its end
+    before = post(bundled, "/tokenize", prompt=text)["tokens"]
+    prompt = [*before, *answer.output_ids[:count]]
+    with sdk_of(bundled) as sdk:
+        ask_for = functools.partial(
+            sdk.completions.create, model="bundled", prompt=prompt, echo=True, **scored
+        )
+        both, alone, chunks = ask_for(max_tokens=1), ask_for(max_tokens=0), ask_for(max_tokens=3, stream=True)
+        streamed = [chunk.choices[0].logprobs.token_logprobs for chunk in chunks if chunk.choices]
+    scores, rest = both.choices[0].logprobs, alone.choices[0].logprobs
+    assert scores.token_logprobs[0] is scores.top_logprobs[0] is None
+    assert len(scores.tokens) == len(prompt) + 1
+    assert (rest.tokens, rest.token_logprobs) == (scores.tokens[:-1], scores.token_logprobs[:-1])
+    assert alone.choices[0].text == text + answer.text == "".join(rest.tokens)
+    assert (alone.usage.prompt_tokens, alone.usage.completion_tokens) == (len(prompt), 0)
+    written = scores.token_logprobs[len(before) : -1]
+    assert written == pytest.approx(answer.output_log_probs[:count], abs=1e-3)
+    tops = scores.top_logprobs[len(before) : -1]
+    assert [max(top.values()) for top in tops] == written, "greedy"
+    assert scores.text_offset[len(before)] == len(text)
+    assert len(streamed[0]) > len(prompt)
+    assert streamed[0][0] is None
+    assert None not in [value for values in streamed[1:] for value in values]
 
 
 def test_a_chat_has_as_many_tokens_as_tokenize_says(bundled: Gapless) -> None:

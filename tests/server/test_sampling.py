@@ -83,6 +83,50 @@ def test_streams_bring_each_log_probability_once_although_the_instance_dies(
             assert flat(answer, "output_ids") == []
 
 
+def of_prompt(answer: Answer) -> tuple[list[Any], ...]:
+    """Its tokens, and what `check` compares."""
+    names = ("prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs")
+    return flat(answer, "prompt_ids"), *(flat(answer, name) for name in names)
+
+
+def test_log_probabilities_of_prompts_come_once_although_the_instance_dies_within_them(
+    gapless: Gapless, expected: Expected
+) -> None:
+    """Steps score 64 tokens: when the first answer begins, the other prompts are not computed. Every third
+    one asks for nothing.
+    """
+    prompts = [f"{n} {PROMPT * 50}" for n in range(9)]
+    client = gapless.grpc()
+    answers = [
+        client.ask(
+            f"{n}", text_input=prompt, **FORTY, **(ASKS | {"return_prompt_log_probs": True} if n % 3 else {})
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+    client.read_until(lambda: any(flat(answer, "prompt_ids") for answer in answers))
+    gapless.kill(gapless.instance_pid())
+    client.finish()
+    client.close()
+    for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert (answer.error, answer.text) == ("", expected.text(prompt, **FORTY))
+        ids = expected.ids(prompt) if n % 3 else []
+        tokens, *scores = of_prompt(answer)
+        assert tokens == ids
+        check(ids[1:], ids[1:], *scores)
+
+
+def test_a_prompt_comes_back_alone_with_its_log_probabilities(gapless: Gapless, expected: Expected) -> None:
+    asked = {"max_tokens": 0, "return_num_output_tokens": True, **ASKS, "return_prompt_log_probs": True}
+    answer = gapless.generate(text_input=PROMPT, **asked)
+    assert (answer["text_output"], answer["num_output_tokens"], answer["finish_reason"]) == ("", 0, "length")
+    ids = expected.ids(PROMPT)
+    assert answer["prompt_ids"] == ids
+    found = (answer[f"prompt_{name}"] for name in ("log_probs", "top_ids", "top_log_probs"))
+    check(ids[1:], ids[1:], *found)
+    echoed = gapless.generate(text_input=PROMPT, max_tokens=0, exclude_input_in_output=False)
+    assert echoed["text_output"] == PROMPT
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_word_ends_log_probabilities_with_the_answer(
     gapless: Gapless, expected: Expected, stream: bool

@@ -105,6 +105,11 @@ def test_an_adapter_is_asked_for_by_its_name(gapless: Gapless, expected: Expecte
     assert "lora_name = 'jokes': must be one of law, or absent" in refused["error"]
 
 
+def test_log_probabilities_of_prompts_are_refused_by_name(gapless: Gapless) -> None:
+    refused = gapless.generate(text_input=PROMPT, return_log_probs=True, return_prompt_log_probs=True)
+    assert "return_prompt_log_probs = True: the engine of this server can't follow it" in refused["error"]
+
+
 def test_a_bad_word_of_more_tokens_than_the_engine_can_ban_is_refused(gapless: Gapless) -> None:
     refused = gapless.generate(text_input=PROMPT, bad_words=["unspeakable"])
     assert "bad_words[0] = " in refused["error"]
