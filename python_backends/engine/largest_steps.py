@@ -37,9 +37,8 @@ def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[
     """A step of `token_budget` prompt tokens, a step in which all slots decode after `context` tokens, and
     one that frees the slots.
 
-    Every row that samples draws with all that can be asked for; as many of the prompt tokens are scored as
-    may be. All slots share block 0, because the results
-    are not used.
+    Every row that samples draws with all that can be asked for; as many rows as may be are scored. All slots
+    share block 0, because the results are not used.
     """
     context = max(1, min(context, limits.max_model_tokens - 1))
     lengths = prompt_lengths(limits, token_budget)

@@ -40,12 +40,13 @@ from python_backends.settings import (
     Settings,
     StreamSettings,
 )
+from python_backends.streams.log_probs import PromptScores
 from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady, NewSession
 from tests.support.scheduling import RULES, VOCAB, request, write_vocabulary
 from tests.support.toy_answers import toy_answer
-from tests.support.toy_engine import TOY, ToyEngine
+from tests.support.toy_engine import TOY, ToyEngine, toy_log_probs
 
 SLOTS, BLOCKS, SIZE, MOST_TOKENS = 3, 80, 4, 100
 STEP_S = 0.01
@@ -182,6 +183,7 @@ class Front:
         self.known: set[int] = set()  # instances with a session
         self.limits: dict[int, ModelLimits] = {}  # of each, as it said last
         self.answers: dict[int, tuple[list[int], Finish]] = {}  # of streams that have ended
+        self.prompts: dict[int, PromptScores | None] = {}  # of the same
         self.read: list[tuple[int, int]] = []  # hidden states: request, tokens of its answer
         self.outbox: defaultdict[int, list[Any]] = defaultdict(list)
         for number in self.sessions:
@@ -254,6 +256,7 @@ class Front:
                 self.table.feedback(Feedback(outgoing.request_id, count, answered=True))
         for stream in self.table.take_ended():
             self.answers[stream.request_id] = list(stream.tokens), stream.finish
+            self.prompts[stream.request_id] = stream.prompt_scores
         self.table.check_integrity()
 
     def outcomes(self) -> Counter[str]:
@@ -286,6 +289,8 @@ class World:
         self.turn()
 
     def ask(self, ask: Request) -> None:
+        """Every other one wants log-probabilities of its prompt."""
+        ask = ask.changed(wants_prompt_log_probs=ask.request_id % 2 == 1)
         self.asked[ask.request_id] = ask
         self.front.accept(ask)
 
@@ -334,6 +339,13 @@ class World:
             assert tokens == whole[: len(tokens)]
         else:
             assert tokens == whole
+        scores = self.front.prompts[number]
+        assert (scores is not None) == ask.wants_prompt_log_probs
+        if scores is not None and tokens:
+            found = scores.whole()
+            assert found is not None
+            expected = [toy_log_probs(token, 0, VOCAB).chosen[0] for token in ask.prompt.tolist()[1:]]
+            assert found.chosen.tolist() == expected
 
     def check_all(self) -> None:
         self.finish()
