@@ -133,6 +133,7 @@ class StepPlan:
             run=self.run,
             step_in_run=self.step_in_run + 1,
             read=read,
+            scored=None,
         )
         return plan
 
