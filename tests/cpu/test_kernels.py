@@ -100,6 +100,21 @@ with tempfile.TemporaryDirectory() as directory:
 print("equal")
 """
 
+SCORED = """
+import tempfile
+from pathlib import Path
+from tests.cpu.test_prompt_log_probs import asking, check_all
+from tests.support.tiny_models import Agreement, TinyModel, build, random_requests
+
+with tempfile.TemporaryDirectory() as directory:
+    model = TinyModel(Path(directory), build("llama_grouped"), Agreement())
+    model.model.save_pretrained(model.directory)
+    engine = model.engine(slots=3, cuda_graphs="eager")
+    assert engine._launcher.mixed_steps is not None
+    check_all(model, engine, asking(random_requests(4, seed=12, max_tokens=3)), token_budget=20)
+print("equal")
+"""
+
 FIRST_STEPS = """
 import tempfile
 from pathlib import Path
@@ -204,7 +219,9 @@ print({len(each) for each in made.values()})
 
 
 @pytest.mark.parametrize(
-    "code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"]
+    "code",
+    [CASES, ENGINE, SCORED],
+    ids=["beside torch's operators", "in the engine beside transformers", "where prompts are scored"],
 )
 def test_the_kernels_compute_what_torch_does(code: str) -> None:
     """Grouped heads, scattered blocks, lengths from one token on, windows,

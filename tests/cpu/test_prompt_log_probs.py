@@ -55,7 +55,7 @@ class Scored(Serving):
             self.answers[request_id].append(token)
 
 
-def _asking(requests: list[Request]) -> list[Request]:
+def asking(requests: list[Request]) -> list[Request]:
     """Every third asks for nothing, the others for 0 to 4 of the top."""
     return [
         request.changed(
@@ -85,7 +85,7 @@ def _check(tiny: TinyModel, request: Request, values: LogProbs) -> None:
     np.testing.assert_allclose(expected.gather(1, ids).numpy(), top, atol=ROUNDING)
 
 
-def _check_all(tiny: TinyModel, engine: Engine, requests: list[Request], token_budget: int) -> Scored:
+def check_all(tiny: TinyModel, engine: Engine, requests: list[Request], token_budget: int) -> Scored:
     serving = Scored(engine, token_budget)
     answers = serving.run(requests)
     for request in requests:
@@ -103,11 +103,11 @@ def test_all_positions_are_those_of_transformers_however_prompts_are_cut(
     one: TinyModel, kind: str, token_budget: int
 ) -> None:
     """The answers of all, asking or not, are transformers', too."""
-    _check_all(one, one.engine_of(kind, slots=4), _asking(random_requests(9, seed=12)), token_budget)
+    check_all(one, one.engine_of(kind, slots=4), asking(random_requests(9, seed=12)), token_budget)
 
 
 def test_those_of_each_family(each: TinyModel) -> None:
-    _check_all(each, each.engine(slots=4), _asking(random_requests(4, seed=3)), 20)
+    check_all(each, each.engine(slots=4), asking(random_requests(4, seed=3)), 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +118,7 @@ def test_long_prompts_that_begin_alike_are_computed_whole_and_in_bounded_steps(
     prompt = np.random.default_rng(5).integers(0, VOCABULARY, 300).astype(np.int32)
     first, second, third = (request.changed(prompt=prompt) for request in random_requests(3))
     asking = [request.changed(wants_prompt_log_probs=True) for request in (second, third)]
-    serving = _check_all(one, one.engine_of(kind, slots=4), [first, *asking], 512)
+    serving = check_all(one, one.engine_of(kind, slots=4), [first, *asking], 512)
     assert sum(serving.num_rows) == 2 * 299
     assert max(serving.num_rows) <= MOST_SCORED
 
@@ -140,11 +140,11 @@ def test_asking_changes_no_token_of_anybody(one: TinyModel) -> None:
         each.changed(sampling=each.sampling.changed(temperature=1.3, seed=5))
         for each in random_requests(9, seed=2)
     ]
-    assert Serving(one.engine()).run(_asking(drawn)) == Serving(one.engine()).run(drawn)
+    assert Serving(one.engine()).run(asking(drawn)) == Serving(one.engine()).run(drawn)
 
 
 def test_a_life_after_some_tokens_computes_them_no_more(one: TinyModel) -> None:
-    [request] = _asking(random_requests(2, seed=4))[1:]
+    [request] = asking(random_requests(2, seed=4))[1:]
     serving = Scored(one.engine())
     serving.submit(request, one.reference(request.prompt, request.sampling.max_tokens)[0][:3])
     answers = serving.run()
@@ -162,4 +162,4 @@ def test_a_prompt_of_one_token_has_none(one: TinyModel) -> None:
 def test_steps_of_fixed_shape_leave_scored_ones_to_others(one: TinyModel) -> None:
     engine = one.engine(slots=4, cuda_graphs="eager")
     assert engine._launcher.decode_steps is not None
-    _check_all(one, engine, _asking(random_requests(6, seed=7)), 20)
+    check_all(one, engine, asking(random_requests(6, seed=7)), 20)
