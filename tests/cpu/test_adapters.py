@@ -26,6 +26,7 @@ from python_backends.nouns.request import BASE, AdapterVersion, Request, Samplin
 from python_backends.nouns.step import Admit
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.view import Reserve
+from tests.cpu.test_prompt_log_probs import asking, check
 from tests.support.peft_adapters import adapted_model
 from tests.support.tiny_models import (
     BY_LAYERS,
@@ -86,9 +87,11 @@ class Peft:
             self._models[name] = adapted_model(tiny.model, rank, seed)
             self._models[name].save_pretrained(root / name)
 
+    def model_of(self, request: Request) -> Any:
+        return self._models.get(request.adapter.name, self._tiny.model)
+
     def check(self, request: Request, answer: list[int]) -> None:
-        model = self._models.get(request.adapter.name, self._tiny.model)
-        expected, gaps = generate(model, request.prompt, request.sampling.max_tokens)
+        expected, gaps = generate(self.model_of(request), request.prompt, request.sampling.max_tokens)
         differing = [
             index for index, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1
         ]
@@ -147,6 +150,18 @@ def test_16_requests_over_the_base_and_three_adapters_give_the_tokens_of_peft(
         peft.check(request, answers[request.request_id])
     started = [answers[request.request_id] for request in alike[:4]]
     assert len({tuple(answer) for answer in started}) == 4, "each adapter answers otherwise"
+
+
+@pytest.mark.parametrize("way", ["operators", *LAYERS])
+def test_prompts_have_the_log_probabilities_of_peft(
+    way: str, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    serving = serve(one.layers_engine(slots=4) if way in LAYERS else one.engine(slots=4))
+    requests = asking(mixed(serving, random_requests(6, seed=8)))
+    serving.run(requests)
+    for request in requests:
+        if request.wants_prompt_log_probs:
+            check(peft.model_of(request), request, serving)
 
 
 def factors(names: str, rank: int) -> list[dict[str, Factors]]:

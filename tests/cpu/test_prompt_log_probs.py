@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Engine
-from python_backends.nouns.request import LogProbs, Request
+from python_backends.nouns.request import Request
 from python_backends.nouns.step import MOST_SCORED
-from python_backends.streams.log_probs import PromptScores
 from tests.support.tiny_models import VOCABULARY, Serving, TinyModel, random_requests
 
 ROUNDING = 5e-4  # of float32 through a whole model; logits here are as wide as 30
@@ -23,36 +21,6 @@ KINDS = [
     "torch",
     pytest.param("layers", marks=pytest.mark.skipif(library() is None, reason="wants g++ and AVX2")),
 ]
-
-
-class Scored(Serving):
-    """Keeps what streams keep of prompts."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.scores: dict[int, PromptScores] = {}
-        self.num_rows: list[int] = []  # scored in each step that scores any
-
-    def submit(self, request: Request, delivered: Any = ()) -> None:
-        self.scores.setdefault(request.request_id, PromptScores(request))
-        super().submit(request, delivered)
-
-    def whole(self, request: Request) -> LogProbs:
-        found = self.scores[request.request_id].whole()
-        assert found is not None
-        return found
-
-    def _apply(self, plan: Any) -> None:
-        output = self.engine.collect()
-        scores = self.scheduler.prompt_log_probs(plan, output)
-        if scores is not None:
-            self.num_rows.append(len(scores.indices))
-            for request_id in set(scores.request_ids.tolist()):
-                its = scores.request_ids == request_id
-                self.scores[request_id].put(scores.indices[its], scores.values.kept(its))
-        events = self.scheduler.apply(plan, output)
-        for request_id, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
-            self.answers[request_id].append(token)
 
 
 def asking(requests: list[Request]) -> list[Request]:
@@ -68,15 +36,13 @@ def asking(requests: list[Request]) -> list[Request]:
     ]
 
 
-def _reference(tiny: TinyModel, prompt: Any) -> Tensor:
-    """[prompt - 1, vocabulary]"""
+def check(model: Any, request: Request, serving: Serving) -> None:
+    """`model`: of transformers, or of PEFT."""
+    values, num_top = serving.prompts[request.request_id].whole(), request.sampling.num_top_log_probs
+    assert values is not None
     with torch.no_grad():
-        logits = tiny.model(torch.tensor([prompt.tolist()])).logits[0, :-1]
-    return torch.log_softmax(logits.float(), -1)
-
-
-def _check(tiny: TinyModel, request: Request, values: LogProbs) -> None:
-    expected, num_top = _reference(tiny, request.prompt), request.sampling.num_top_log_probs
+        logits = model(torch.tensor([request.prompt.tolist()])).logits[0, :-1]
+    expected = torch.log_softmax(logits.float(), -1)
     next_tokens = torch.from_numpy(request.prompt[1:].astype(np.int64))[:, None]
     np.testing.assert_allclose(values.chosen, expected.gather(1, next_tokens)[:, 0].numpy(), atol=ROUNDING)
     top = expected.topk(num_top).values.numpy()
@@ -85,14 +51,14 @@ def _check(tiny: TinyModel, request: Request, values: LogProbs) -> None:
     np.testing.assert_allclose(expected.gather(1, ids).numpy(), top, atol=ROUNDING)
 
 
-def check_all(tiny: TinyModel, engine: Engine, requests: list[Request], token_budget: int) -> Scored:
-    serving = Scored(engine, token_budget)
+def check_all(tiny: TinyModel, engine: Engine, requests: list[Request], token_budget: int) -> Serving:
+    serving = Serving(engine, token_budget)
     answers = serving.run(requests)
     for request in requests:
         if request.wants_prompt_log_probs:
-            _check(tiny, request, serving.whole(request))
+            check(tiny.model, request, serving)
         else:
-            assert serving.scores[request.request_id].whole() is None
+            assert request.request_id not in serving.prompts
     tiny.check_all(requests, answers)
     return serving
 
@@ -119,15 +85,15 @@ def test_long_prompts_that_begin_alike_are_computed_whole_and_in_bounded_steps(
     first, second, third = (request.changed(prompt=prompt) for request in random_requests(3))
     asking = [request.changed(wants_prompt_log_probs=True) for request in (second, third)]
     serving = check_all(one, one.engine_of(kind, slots=4), [first, *asking], 512)
-    assert sum(serving.num_rows) == 2 * 299
-    assert max(serving.num_rows) <= MOST_SCORED
+    assert sum(serving.num_scored) == 2 * 299
+    assert max(serving.num_scored) <= MOST_SCORED
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_later_request_shares_the_blocks_of_one_that_was_scored(one: TinyModel, kind: str) -> None:
     prompt = np.arange(100, dtype=np.int32)
     first, second = (request.changed(prompt=prompt) for request in random_requests(2))
-    serving = Scored(one.engine_of(kind))
+    serving = Serving(one.engine_of(kind))
     serving.run([first.changed(wants_prompt_log_probs=True)])
     serving.scheduler.take_started()
     serving.run([second])
@@ -145,18 +111,20 @@ def test_asking_changes_no_token_of_anybody(one: TinyModel) -> None:
 
 def test_a_life_after_some_tokens_computes_them_no_more(one: TinyModel) -> None:
     [request] = asking(random_requests(2, seed=4))[1:]
-    serving = Scored(one.engine())
+    serving = Serving(one.engine())
     serving.submit(request, one.reference(request.prompt, request.sampling.max_tokens)[0][:3])
     answers = serving.run()
     one.check(request, answers[request.request_id])
-    assert serving.num_rows == []
+    assert serving.num_scored == []
 
 
 def test_a_prompt_of_one_token_has_none(one: TinyModel) -> None:
     request = random_requests(1)[0].changed(prompt=np.array([7], np.int32), wants_prompt_log_probs=True)
-    serving = Scored(one.engine())
+    serving = Serving(one.engine())
     serving.run([request])
-    assert serving.whole(request).chosen.tolist() == []
+    found = serving.prompts[request.request_id].whole()
+    assert found is not None
+    assert found.chosen.tolist() == []
 
 
 def test_steps_of_fixed_shape_leave_scored_ones_to_others(one: TinyModel) -> None:
