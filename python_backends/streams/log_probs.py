@@ -87,8 +87,11 @@ class PromptScores:
     """
 
     def __init__(self, request: Request) -> None:
-        self._num_top = request.sampling.num_top_log_probs
-        count = len(request.prompt) - 1
+        """Prompts that wait take no memory: it comes with the first values."""
+        self._count, self._num_top = len(request.prompt) - 1, request.sampling.num_top_log_probs
+        self._begin(0)
+
+    def _begin(self, count: int) -> None:
         self._chosen: Floats = np.full(count, np.nan, np.float32)
         self._top_ids: Ids = np.full((count, self._num_top), -1, np.int32)
         self._top: Floats = np.full((count, self._num_top), np.nan, np.float32)
@@ -97,6 +100,8 @@ class PromptScores:
         """Of tokens `indices` [n] of the prompt, none of them the first; `values` may have more of the most
         probable ones.
         """
+        if len(self._chosen) < self._count:
+            self._begin(self._count)
         shape, places = (len(indices), values.num_top), indices - 1
         self._chosen[places] = values.chosen
         self._top_ids[places] = values.top_ids.reshape(shape)[:, : self._num_top]
@@ -104,6 +109,6 @@ class PromptScores:
 
     def whole(self) -> LogProbs | None:
         """None: the stream has ended before its prompt was computed."""
-        if np.isnan(self._chosen).any():
+        if len(self._chosen) < self._count or np.isnan(self._chosen).any():
             return None
         return LogProbs(self._chosen, self._top_ids.ravel(), self._top.ravel())
