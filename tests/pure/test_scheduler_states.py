@@ -350,17 +350,21 @@ class SchedulerStates(RuleBasedStateMachine):
     def nothing_is_computed_that_can_be_found(self, plan: StepPlan) -> None:
         """Each full block of a prompt that this step computes is the first with these tokens: nobody else has
         computed it before, or does so in the same step. But for the block of the last token, of which one is
-        always computed, and for prompts that are scored.
+        always computed, and for prompts that are scored. Where one was, a block may outlive the one before
+        it: then it is found only when that one is computed again, so only the first of a span is compared.
         """
         slots, table = self.scheduler.slots, self.device.rows
+        has_scored = any(answer.request.wants_prompt_log_probs for answer in self.answers.values())
         spans = list(zip(plan.slots, plan.starts, plan.lengths, strict=True))
         for slot, start, length in spans[plan.num_decodes :]:
             if slots.sequence(slot).scores_prompt:
                 continue
+            first = start // BLOCK_TOKENS
             tokens = slots.tokens[slot, : min(start + length, slots.targets[slot] - 1)]
             last = len(tokens) // BLOCK_TOKENS
-            if last > start // BLOCK_TOKENS:
-                assert self.scheduler.blocks.match(tokens, []) == table[int(slot)][:last]
+            if last > first:
+                last = first + 1 if has_scored else last
+                assert self.scheduler.blocks.match(tokens, [])[:last] == table[int(slot)][:last]
 
     def take_started(self) -> None:
         """Who is put before others that came earlier does not hold them up for longer than the bound."""
