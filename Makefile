@@ -13,7 +13,7 @@ QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 
-.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all fuzz lint format model-card size stale clean
+.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all fuzz lint format docs model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -93,6 +93,11 @@ format:         ## let ruff format and mend what it can
 	@build/set-up dev
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
+
+docs:           ## the docs as a site, in run/site; a link to no file is an error
+	@build/set-up docs
+	@$(PY) -m sphinx -q -n -W --keep-going -c build/site -d run/site-pages . run/site $(ARGS)
+	@echo 'docs: run/site/index.html'
 
 model-card:     ## measure the bundled model on held-out prompts and write the table into its card; ARGS="--prompts 50" for fewer
 	@build/set-up
