@@ -22,6 +22,7 @@ COMMANDS = {  # the module whose `main` it is, the first words that it gets, and
     "serve": ("commands.serve", (), "serve a model"),
     "chat": ("client.chat", (), "talk to a running server in the terminal"),
     "bench": ("client.bench.__main__", (), "load test of a running server"),
+    "bench startup": ("commands.startup", (), "where each second of a start goes"),
     "finetune": ("commands.finetune.__main__", (), "train adapters, in a running server or alone"),
     "stats": ("commands.stats", (), "how good predicted lengths have been"),
     "top": ("commands.control", ("top",), "what each instance of a running server carries, again and again"),
@@ -42,17 +43,24 @@ def release() -> str:
 def main() -> int:
     asked = _parser().parse_args()
     os.environ.setdefault(FOLDER, str(Path.cwd()))  # modules that settings name may lie there
-    module, words, _ = COMMANDS[asked.command]
+    name, given = _split(asked.command, asked.words)
+    module, words, _ = COMMANDS[name]
     # a program that parses its own words says in its messages how it was called
-    sys.argv = [f"gapless {asked.command}" if not words else "gapless", *words, *asked.words]
+    sys.argv = [f"gapless {name}" if not words else "gapless", *words, *given]
     try:
         program = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] in OWN:
             raise
-        print(_missing(asked.command, error.name), file=sys.stderr)
+        print(_missing(name, error.name), file=sys.stderr)
         return 1
     return int(program.main())
+
+
+def _split(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """The command and its words. A command of two words comes before that of its first."""
+    name = f"{command} {words[0]}" if words else ""
+    return (name, words[1:]) if name in COMMANDS else (command, words)
 
 
 def _missing(command: str, package: str) -> str:
@@ -63,7 +71,7 @@ def _missing(command: str, package: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:10}{meaning}" for name, (_, _, meaning) in COMMANDS.items())
+    commands = "\n".join(f"  {name:15}{meaning}" for name, (_, _, meaning) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="gapless",
         description=__doc__,

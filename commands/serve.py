@@ -29,6 +29,7 @@ from python_backends.launcher.supervisor import STOPPING, Supervisor
 from python_backends.launcher.triton_files import lacking
 from python_backends.linux import quota
 from python_backends.linux.loop_processor import keep_off
+from python_backends.linux.start_clock import start_clock
 from python_backends.linux.time_slice import take_short_turns
 from python_backends.scheduling.policies import policy_of as scheduling_policy
 from python_backends.settings import AUTO, BUNDLED, SettingsError, add_arguments, of_command_line
@@ -108,6 +109,7 @@ def open_standard_files() -> None:
 
 
 def main() -> int:
+    start_clock.ended("imports")
     for name in STOPPING:  # until the supervisor drains
         signal.signal(name, lambda *_: sys.exit(0))
     open_standard_files()
@@ -120,7 +122,9 @@ def main() -> int:
         with run_directories.held(parent) as run_directory:
             settings = of_command_line(asked)
             check_key(settings, os.environ)
+            start_clock.ended("settings")
             choice = choose(located(settings))
+            start_clock.ended("finding the model")
             for reason in choice.reasons:
                 log.info("%s", reason)
             if limits := quota.as_text():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.protocol import Engine
+from python_backends.linux.start_clock import start_clock
 from python_backends.settings import Settings, SettingsError
 from python_backends.settings.setting import imported
 
@@ -18,6 +19,7 @@ def _torch_engine(settings: Settings) -> Engine:
     # brings torch, which other engines don't need
     from python_backends.engine.torch.engine import TorchEngine
 
+    start_clock.ended("imports")
     return TorchEngine(settings)
 
 

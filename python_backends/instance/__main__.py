@@ -31,6 +31,7 @@ from python_backends.instance.build import (
 from python_backends.instance.ending import Ending
 from python_backends.instance.loop import Instance, Parts
 from python_backends.linux.loop_processor import LoopProcessor
+from python_backends.linux.start_clock import start_clock
 from python_backends.linux.time_slice import take_usual_turns
 from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError, read_settings
@@ -78,6 +79,7 @@ def _show(state: InstanceRecord, limits: ModelLimits, adapters: tuple[AdapterVer
 
 
 def main(run_directory: Path, number: int) -> None:
+    start_clock.ended("imports")
     setproctitle.setproctitle(f"gapless-instance-{number}")
     take_usual_turns()  # this process computes
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
@@ -89,6 +91,7 @@ def main(run_directory: Path, number: int) -> None:
     state.write_on(State.STARTING)
     settings = read_settings(run_directory / SETTINGS)
     check_texts(settings)
+    start_clock.ended("tokenizer")
     scheduler, engine = build(settings)
     copier = build_copier(settings, engine, run_directory, number)
     address = copier.address if copier is not None else ("", "")
@@ -106,6 +109,8 @@ def main(run_directory: Path, number: int) -> None:
     instance = Instance(scheduler, engine, link, beat, settings.steps_ahead, parts)
     watch = watch_jobs(settings, training, link.wake)
     state.write_on(State.READY)
+    start_clock.ended("wires")
+    log.info("ready after %s", start_clock)
     while not ending.is_due():
         instance.turn()
         if traces:

@@ -30,6 +30,7 @@ from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
 from python_backends.linux.large_pages import keep_large_pages_if_faster
+from python_backends.linux.start_clock import start_clock
 from python_backends.moving.copier import Copier
 from python_backends.moving.moves import Moves
 from python_backends.moving.wire import BlocksWire
@@ -53,9 +54,11 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     kind = kind_of(settings)
     if kind.has_weights and settings.model.device == "cpu":
         keep_large_pages_if_faster()
+    start_clock.ended("trials")
     engine = kind.make(settings)
     gc.collect()
     gc.freeze()  # loaded objects stay: without this, a garbage collection takes as long as a step
+    start_clock.ended("engine")
     limits = engine.limits
     # a request always fits if it runs alone
     limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))
@@ -71,6 +74,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     scheduler = schedulers()
     if kind.warms_up:
         scheduler.outlook.step_time.learn(*warm_up(engine, schedulers()))
+    start_clock.ended("first steps")
     return scheduler, engine
 
 

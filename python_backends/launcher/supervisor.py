@@ -25,6 +25,7 @@ from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import ANSWER_S, TritonServer
 from python_backends.linux.pauses import AwakeClock
+from python_backends.linux.start_clock import start_clock
 from python_backends.nouns.order import Order, RefusedOrderError
 from python_backends.settings import Settings
 from python_backends.watching.board import Board, front_name, instance_name
@@ -95,16 +96,20 @@ class Supervisor:
             self._settings.model.dtype,
         )
         check_ports(self._settings.server, self._settings.front.port)
+        start_clock.ended("settings")
         self._instances.start()
         self._await(lambda: self._instances.is_ready, "an instance", self._check_first_start)
+        start_clock.ended("an instance")
         log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
         if not self._signals:
             self._server.start()
             self._await(self._server.is_ready, "tritonserver", self._check_first_start)
+            start_clock.ended("tritonserver")
             self._await(self._front.is_ready, "the front", self._check_first_start)
         if self._signals:
             return False
-        log.info("ready after %.1f s", time.monotonic() - started_s)
+        start_clock.ended("the front")
+        log.info("ready after %s", start_clock)
         with contextlib.suppress(OSError, ValueError):  # its reader has gone
             front = self._settings.front
             text = invitation(self._settings.server, front.port, bool(front.tls_certificate))

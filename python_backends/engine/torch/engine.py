@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.cpu.fetch import use_faster_cache
 from python_backends.engine.cpu.library import library
 from python_backends.engine.cpu.model import PackedModel
@@ -34,7 +35,7 @@ from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
 from python_backends.engine.largest_steps import largest_steps
-from python_backends.engine.model.description import Layer
+from python_backends.engine.model.description import Layer, Model
 from python_backends.engine.model.limits import (
     block_shape,
     declared_tokens,
@@ -42,7 +43,7 @@ from python_backends.engine.model.limits import (
     most_stop_ids,
     one_block_limits,
 )
-from python_backends.engine.model.loading import facts_of, open_weights
+from python_backends.engine.model.loading import Weights, facts_of, open_weights
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
@@ -63,6 +64,7 @@ from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.guides.guides import Guides
 from python_backends.linux.quota import usable_processors
+from python_backends.linux.start_clock import start_clock
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import TRAINS, Settings, SettingsError
@@ -92,13 +94,13 @@ class TorchEngine:
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         weights = open_weights(settings, facts, self.device)
         self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
-        description = describe(facts, weights, declared_tokens(settings, facts))
+        description = _described(settings, facts, weights)
         self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
         # beside the layers, training has weights of its own
         self._trainable = Trainable(facts, description) if self.can_train and not layers_library else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(
-            watch(take_layers(facts, weights)),
+            watch(start_clock.timed("reading weights", take_layers(facts, weights))),
             settings.model.weights,
             weights.dtype if layers_library is None else None,
         )
@@ -139,6 +141,7 @@ class TorchEngine:
     ) -> None:
         """All steps are theirs."""
         packed.take(layers)
+        start_clock.ended("packing weights")
         # one for rows of padding, which training has
         self.cache = KVCache(shape, self.limits.num_blocks + 1, self.device)
         self.state = SlotState(self.limits, self.device)
@@ -270,6 +273,13 @@ class TorchEngine:
         self._launched.clear()
 
 
+def _described(settings: Settings, facts: ModelFacts, weights: Weights) -> Model:
+    """Everything but the layers; the embedding is read now."""
+    description = describe(facts, weights, declared_tokens(settings, facts))
+    start_clock.ended("reading weights")
+    return description
+
+
 def _library(settings: Settings) -> Path | None:
     """With the layers, where they compute the model; None, and the reason in the log, where they don't."""
     if settings.model.device != "cpu":
@@ -279,7 +289,9 @@ def _library(settings: Settings) -> Path | None:
         return None
     path = library()
     if path is not None:
+        start_clock.ended("layers in C++")
         use_faster_cache(path)
+        start_clock.ended("trials")
     return path
 
 
