@@ -81,6 +81,22 @@ def test_the_image_brings_what_is_compiled(served: Composed) -> None:
     ]
 
 
+def test_its_packages_can_be_listed(composed: Composed) -> None:
+    """Those of the lock, in the versions of the lock."""
+    run(
+        "docker", "build", "-q", "-f", "build/image/sbom.Dockerfile", "-t", "gapless-sbom", ".", timeout_s=900
+    )
+    listed = json.loads(run("docker", "run", "--rm", "gapless-sbom"))
+    assert listed["bomFormat"] == "CycloneDX"
+    there = {(canonical(each["name"]), each["version"]) for each in listed["components"]}
+    pinned = re.findall(r"^(\S+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert {(canonical(name), version) for name, version in pinned} <= there
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 @pytest.mark.parametrize("profile", ["gpu", "dashboard"])
 def test_docker_compose_takes_the_profiles_that_can_not_run_here(composed: Composed, profile: str) -> None:
     assert "gapless" in composed.compose("--profile", profile, "config", "--services").split()
