@@ -14,7 +14,10 @@ from setuptools.command.build_py import build_py
 CLIENT = ["tritonclient[grpc]>=2.50", "grpcio", "numpy"]
 BROUGHT = ("client", "commands", "front", "model_repository", "models/bundled", "python_backends")
 # what tritonserver runs on; elsewhere the client is all that is installed
-SERVES = 'sys_platform == "linux" and platform_machine == "x86_64" and python_version < "3.13"'
+SERVES = (
+    'sys_platform == "linux" and (platform_machine == "x86_64" or platform_machine == "aarch64")'
+    ' and python_version < "3.13"'
+)
 
 
 class BuildWithServer(build_py):

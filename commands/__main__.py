@@ -65,8 +65,8 @@ def _split(command: str, words: list[str]) -> tuple[str, list[str]]:
 
 def _missing(command: str, package: str) -> str:
     return (
-        f"gapless {command}: the Python package {package} is not installed. On Linux on x86-64, with Python"
-        " 3.11 or 3.12, `pip install` without --no-deps brings all that serving needs"
+        f"gapless {command}: the Python package {package} is not installed. On Linux on x86-64 or ARM64,"
+        " with Python 3.11 or 3.12, `pip install` without --no-deps brings all that serving needs"
     )
 
 

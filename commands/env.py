@@ -80,9 +80,8 @@ def changed(settings: Settings) -> list[str]:
 def processor() -> str:
     """Its name and model, as Linux lists them."""
     listed = dict(re.findall(r"^(\S.*?)\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE))
-    return ", ".join(
-        f"{name} {listed[name]}" for name in ("model name", "cpu family", "model") if name in listed
-    )
+    found = [f"{name} {listed[name]}" for name in ("model name", "cpu family", "model") if name in listed]
+    return ", ".join(found) or platform.machine()
 
 
 def gpus() -> str:

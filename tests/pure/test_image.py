@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from python_backends.engine.cpu.library import Kind, kinds_for
+
 ROOT = Path(__file__).resolve().parents[2]
 # of a kernel's first launch: a compiler, C's headers, Python.h
 NEEDED_ON_CUDA = {"gcc", "libc6-dev", "libpython3.11-dev"}
@@ -117,6 +119,34 @@ def test_set_up_goes_on_without_the_model_and_tries_again_where_it_is_named(chec
     assert "--require-hashes" in (again := set_up(checkout, "smollm2"))
     assert "-r requirements.lock" not in again
     assert "small model" not in again
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("Linux x86_64", "set-up: done"),
+        ("Linux aarch64", "on ARM64 this was never run"),
+        ("Linux riscv64", "needs Linux on x86-64 or ARM64; this is Linux riscv64"),
+        ("Darwin arm64", "needs Linux on x86-64 or ARM64; this is Darwin arm64"),
+    ],
+)
+def test_set_up_works_where_there_are_wheels(checkout: Path, machine: str, said: str) -> None:
+    uname = checkout / "tools" / "uname"
+    uname.parent.mkdir()
+    uname.write_text(f"#!/bin/sh\necho {machine}\n")
+    uname.chmod(0o755)
+    try:
+        out = set_up(checkout)
+    except subprocess.CalledProcessError as error:
+        out = error.stderr
+        assert "Linux x86_64" not in machine
+        assert "aarch64" not in machine
+    assert said in out
+
+
+def test_an_image_for_arm64_has_no_layers() -> None:
+    assert kinds_for("x86_64") == list(Kind)
+    assert kinds_for("aarch64") == []
 
 
 def test_continuous_integration_runs_the_kernels() -> None:

@@ -1,8 +1,8 @@
 """The library of layers for a CPU (`layers.cpp`): compiled once for each version of what it is made from.
 
 Owns `run/compiled/`. Without a compiler, or on another processor, other operators serve. `python -m
-python_backends.engine.cpu.library` compiles for every processor that it knows: for an image. Called by the
-torch engine at its start.
+python_backends.engine.cpu.library` compiles for every processor that it knows: for an image on x86-64. Called
+by the torch engine at its start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -201,5 +202,11 @@ def _tiles_are_allowed() -> bool:
     return refused == 0
 
 
+def kinds_for(machine: str) -> list[Kind]:
+    """What an image for such machines has; on ARM64 nothing."""
+    return list(Kind) if machine == "x86_64" else []
+
+
 if __name__ == "__main__":
-    print(*map(compiled, Kind), sep="\n")
+    _make_private(_path(Kind.AVX2).parent)  # the image has it, empty or not
+    print(*map(compiled, kinds_for(platform.machine())), sep="\n")
