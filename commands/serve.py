@@ -39,6 +39,7 @@ log = logging.getLogger("gapless")
 SHORT = (  # names that users of other servers know, and the settings that they mean
     (("--host",), "server.address", "the address that all ports listen on"),
     (("--port",), "front.port", "of the interface of OpenAI and the page"),
+    (("--served-model-name",), "front.model_names", "what clients of /v1 call the model; several: A,B"),
     (("--slots", "--max-num-seqs"), "engine.slots", "most requests that are computed at the same time"),
     (("--max-model-len",), "model.max_model_tokens", "most tokens of prompt and answer together"),
     (("--dtype",), "model.dtype", "float32 or bfloat16"),

@@ -31,17 +31,23 @@ class Model:
 
     def __init__(self, settings: Settings, board: Board) -> None:
         directory = settings.model_directory
-        self.name = name_of(directory)
+        named = [name for given in settings.front.model_names.split(",") if (name := given.strip())]
+        self.names = tuple(named or [name_of(directory)])
         self.made_s = int(time.time())
         self.checkpoint = read_checkpoint(directory)
         source = open_source(directory)
-        self.key = f"{self.name}-{source.digest()[:8]}"  # of its content, too
+        self.key = f"{name_of(directory)}-{source.digest()[:8]}"  # of its content, too
         self.defaults = defaults({**sampling(directory), **source.generation})
         self._answer = source.texts.get("response_template")
         self.end_ids = frozenset(self.checkpoint.eos_ids)
         self.board = board
         self.num_instances = settings.cluster.most_instances
         self._adapters = AdapterList(board, self.num_instances) if settings.adapters.directory else None
+
+    @property
+    def name(self) -> str:
+        """That of answers to requests without one."""
+        return self.names[0]
 
     @property
     def limits(self) -> ModelLimits | None:
@@ -69,7 +75,7 @@ class Model:
 
     def adapter(self, asked: str | None) -> str:
         """Returns the adapter that a request names; empty: the model itself. Raises ProblemError."""
-        if asked is None or asked == self.name:
+        if asked is None or asked in self.names:
             return ""
         if any(asked in (adapter.name, adapter.full_name) for adapter in self.adapters):
             return asked

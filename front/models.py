@@ -9,7 +9,7 @@ from front.model import Model
 
 def list_models(model: Model) -> list[dict[str, Any]]:
     adapters = dict.fromkeys(adapter.name for adapter in model.adapters)
-    return [describe(model, name) for name in (model.name, *adapters)]
+    return [describe(model, name) for name in dict.fromkeys((*model.names, *adapters))]
 
 
 def describe(model: Model, name: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class FineTuningRoutes:
 
     async def _remove_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name == self._model.name:
+        if name in self._model.names:
             raise ProblemError(403, f"{name} is the model that is served", "not_removable", "model")
         adapters = self._settings.adapters_directory
         await asyncio.to_thread(remove_adapter, name, adapters, self._directory)

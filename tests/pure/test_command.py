@@ -52,6 +52,7 @@ def test_a_package_that_is_missing_is_named_in_one_line(
 def test_short_names_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ("--host", "0.0.0.0", "--port", "1", "--max-num-seqs", "3")
     settings = settings_of(monkeypatch, *server, "--max-model-len", "99", "--dtype", "float32")
+    assert settings_of(monkeypatch, "--served-model-name", "a,b").front.model_names == "a,b"
     server, engine, model = settings.server, settings.engine, settings.model
     assert (server.address, settings.front.port, engine.slots) == ("0.0.0.0", 1, 3)
     assert (model.max_model_tokens, model.dtype, model.directory) == (99, "float32", "auto")

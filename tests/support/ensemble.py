@@ -152,6 +152,7 @@ class Front:
         run_directory: Path,
         keys: Keys,
         demo: bool = False,
+        model_names: str = "",
         **sections: Any,
     ) -> None:
         """`sections`: of the settings, besides those that a front of the tests has."""
@@ -162,7 +163,10 @@ class Front:
         settings = Settings(
             model=ModelSettings(directory=str(model)),
             front=FrontSettings(
-                allowed_origins=ORIGIN, demo=demo, directory=str(run_directory / "front directory")
+                allowed_origins=ORIGIN,
+                demo=demo,
+                directory=str(run_directory / "front directory"),
+                model_names=model_names,
             ),
             **sections,
         )

@@ -23,6 +23,11 @@ class FrontSettings:
         "what outlives the front: uploaded files, and batches with their answers (docs/jobs.md); relative to"
         " this folder",
     )
+    model_names: str = setting(
+        "",
+        "what clients of /v1 call the model, in place of its directory's name; several joined by commas:"
+        " answers to requests without a name have the first; empty: its directory's name",
+    )
     api_keys: str = setting(
         "",
         "file with the keys that clients of /v1 may have, one in each line, relative to this folder;"

@@ -355,6 +355,22 @@ def test_an_error_in_the_middle_of_a_stream_is_raised(sdk: openai.OpenAI, ensemb
         list(sdk.chat.completions.create(model="toy", messages=MESSAGES, stream=True))
 
 
+def test_the_model_has_the_names_that_it_is_given(ensemble: Ensemble, model: Path, tmp_path: Path) -> None:
+    named = Front(ensemble, model, tmp_path, Keys(()), model_names="gpt-4o, small,")
+    try:
+        with openai.OpenAI(base_url=f"{named.url}/v1", api_key=KEY, max_retries=0) as sdk:
+            assert [each.id for each in sdk.models.list()] == ["gpt-4o", "small"]
+            assert sdk.models.retrieve("small").id == "small"
+            for asked in ("gpt-4o", "small"):
+                answer = sdk.chat.completions.create(model=asked, messages=MESSAGES)
+                assert answer.model == asked
+            with pytest.raises(openai.NotFoundError):
+                sdk.chat.completions.create(model="toy", messages=MESSAGES)
+    finally:
+        named.close()
+    assert named.model.key.startswith("toy-"), "batches are found again under another name"
+
+
 def test_unknown_models_and_routes_have_errors_of_the_same_shape(sdk: openai.OpenAI, front: Front) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         sdk.chat.completions.create(model="gpt-9", messages=MESSAGES)
