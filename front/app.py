@@ -24,11 +24,15 @@ from front.batches.work import BatchWork
 from front.bodies import Bodies
 from front.chat import answer_chat
 from front.completions import answer_completion
+from front.corrections.routes import CorrectionRoutes
+from front.corrections.store import Corrections
+from front.corrections.work import CorrectionWork
 from front.errors import ProblemError, json_response
 from front.failures import HANDLERS, failure
 from front.files.routes import FileRoutes
 from front.files.store import Files
 from front.fine_tuning.routes import FineTuningRoutes
+from front.fine_tuning.submit import Submitting
 from front.health import Health
 from front.keys import Keys, key_in
 from front.live.page import is_wanted, page
@@ -82,6 +86,9 @@ class App:
         tokenizing = Tokenizing(settings, model)
         kept = WRITTEN / settings.front.directory
         files, batches = Files(kept / "files"), BatchStore(kept / "batches" / model.key)
+        corrections = Corrections(kept / "corrections" / model.key)
+        submitting = Submitting(settings)
+        self.corrections = CorrectionWork(settings, model, corrections, submitting)
         asked = {path: self._asked(POSTS[path]) for path in BATCHED}
         self.batches = BatchWork(batches, files, Pace(self._queue.now), asked)
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
@@ -98,7 +105,8 @@ class App:
             Route(f"{PATH}/count_tokens", self._apart(tokenizing.count_message), methods=["POST"]),
             *self._live.routes,
             *FileRoutes(files).routes,
-            *FineTuningRoutes(settings, model, files, self._bodies).routes,
+            *FineTuningRoutes(settings, model, files, self._bodies, submitting).routes,
+            *CorrectionRoutes(settings, corrections, self._bodies, tokenizing).routes,
             *BatchRoutes(batches, files, self._bodies, BATCHED).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]

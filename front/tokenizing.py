@@ -61,17 +61,18 @@ class Tokenizing:
                 raise refused(
                     f"tokens[{i}]", f" = {token}: must be below {self._model.vocab_size}, from 0 on"
                 )
-        return {"prompt": self._made.encoder.decoded(np.array(ask.tokens, np.int32))}
+        return {"prompt": self.door.encoder.decoded(np.array(ask.tokens, np.int32))}
 
     def _ids(self, **fields: Any) -> Ids:
         """Returns the ids of a prompt. Raises ProblemError."""
-        answer = self._made.answer(fields)
+        answer = self.door.answer(fields)
         if isinstance(answer, RefusedError):
             raise of_door(str(answer), answer.code)
         return answer.prompt
 
     @property
-    def _made(self) -> Door:
+    def door(self) -> Door:
+        """That of the ensemble."""
         with self._making:
             return self._door
 

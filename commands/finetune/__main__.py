@@ -197,6 +197,12 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     add("--resume", metavar="JOB", help="go on with a killed job of --alone")
     add("--from", dest="start", metavar="ADAPTER", help="to go on from: a PEFT directory or a lora_name")
     add("--name", help=f"of the adapter, for lora_name ({ADAPTER}; with --from LORA_NAME that name)")
+    add(
+        "--held-out",
+        type=Path,
+        metavar="FILE",
+        help="a JSONL file that is not learned: the adapter is served only if the loss of its examples falls",
+    )
     add("--rank", type=int, help=f"width of the adapter's matrices ({RANK}; with --from its own)")
     add("--alpha", type=float, help=f"alpha / rank multiplies the adapter ({ALPHA:g}; with --from its own)")
     add("--targets", help=f"names of modules with commas, or all ({TARGETS}; with --from its own)")

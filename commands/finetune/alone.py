@@ -47,9 +47,11 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
     _check_options(settings, asked, name)
     shape, weights = beginning(settings, asked)
     examples = read_data(settings, data)
+    held_out = read_data(settings, asked.held_out) if asked.held_out else None
     fields = {
         "model": model_names.name_of(settings.model_directory),
         "training_file": data.name,
+        "validation_file": asked.held_out.name if asked.held_out else None,
         "hyperparameters": {
             "n_epochs": asked.epochs,
             "batch_size": asked.batch_size,
@@ -67,7 +69,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
             "from": asked.start or "",
         },
     }
-    return jobs.create(jobs.jobs_directory(settings), examples, fields, weights)
+    return jobs.create(jobs.jobs_directory(settings), examples, fields, weights, held_out)
 
 
 def _check_options(settings: Settings, asked: argparse.Namespace, name: str) -> None:

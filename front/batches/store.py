@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from front.errors import ProblemError
-from python_backends.linux.files import write_directory, write_whole
+from python_backends.linux.files import locked_file, write_directory, write_whole
 
 ID = re.compile(r"batch_[0-9a-f]{24}")
 MOST_BATCHES = 1000
@@ -123,15 +122,7 @@ class BatchStore:
 
     def lock(self) -> BinaryIO | None:
         """None: another process has it, or there is no batch. The lock goes with the file, or the process."""
-        if not self._directory.is_dir():
-            return None
-        file = (self._directory / "lock").open("wb")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        return locked_file(self._directory / "lock") if self._directory.is_dir() else None
 
     def _read(self, batch_id: str) -> Batch | None:
         if not ID.fullmatch(batch_id):

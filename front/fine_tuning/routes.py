@@ -20,11 +20,10 @@ from front.files.store import Files
 from front.fine_tuning.asks import JobAsk, words_of
 from front.fine_tuning.removal import remove_adapter
 from front.fine_tuning.shown import checkpoints, shown
-from front.fine_tuning.submit import Submitting
+from front.fine_tuning.submit import Submitting, check_trains
 from front.model import Model
 from front.pages import page_of
 from python_backends.finetuning import jobs
-from python_backends.finetuning.watchers import SERVE
 from python_backends.settings import Settings
 
 PATH = "/v1/fine_tuning/jobs"
@@ -32,12 +31,14 @@ ID = re.compile(r"ftjob-[0-9a-f]{1,64}")
 
 
 class FineTuningRoutes:
-    def __init__(self, settings: Settings, model: Model, files: Files, bodies: Bodies) -> None:
+    def __init__(
+        self, settings: Settings, model: Model, files: Files, bodies: Bodies, submitting: Submitting
+    ) -> None:
         self._settings = settings
         self._model = model
         self._files = files
         self._bodies = bodies
-        self._submitting = Submitting(settings)
+        self._submitting = submitting
         self.routes = [
             Route(PATH, self._create, methods=["POST"]),
             Route(PATH, self._list),
@@ -50,19 +51,11 @@ class FineTuningRoutes:
 
     async def _create(self, request: Request) -> Response:
         ask = read_body(await self._bodies.read(request), JobAsk)
-        self._check_trains()
+        check_trains(self._settings)
         options = words_of(ask, self._model.adapter(ask.model))
         file = await asyncio.to_thread(self._files.find, ask.training_file, "training_file")
         fields = await self._submitting.submit(self._files.path(file.id), options)
         return json_response(await asyncio.to_thread(self._shown, self._find(fields["id"])))
-
-    def _check_trains(self) -> None:
-        """Raises ProblemError where this server trains nothing."""
-        if self._settings.adapters.directory and self._settings.finetuning.enabled:
-            return
-        name = "finetuning.enabled" if self._settings.adapters.directory else "adapters.directory"
-        said = f"this server trains nothing, because {name} is not set; one that trains: {SERVE}"
-        raise ProblemError(400, said, "training_is_off")
 
     async def _list(self, request: Request) -> Response:
         def found() -> list[dict[str, Any]]:

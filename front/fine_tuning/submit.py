@@ -18,12 +18,22 @@ import msgspec
 
 from front.errors import INVALID, ProblemError
 from front.fine_tuning.asks import FIELDS
+from python_backends.finetuning.watchers import SERVE
 from python_backends.settings import ROOT, Settings
 
 log = logging.getLogger("gapless.front")
 
 OPTION = re.compile(r"--([a-z-]+)(?= )")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # the engine has the processors
+
+
+def check_trains(settings: Settings) -> None:
+    """Raises ProblemError where this server trains nothing."""
+    if settings.adapters.directory and settings.finetuning.enabled:
+        return
+    name = "finetuning.enabled" if settings.adapters.directory else "adapters.directory"
+    said = f"this server trains nothing, because {name} is not set; one that trains: {SERVE}"
+    raise ProblemError(400, said, "training_is_off")
 
 
 class Submitting:
@@ -45,7 +55,12 @@ class Submitting:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
-            said, errors = await process.communicate()
+            try:
+                said, errors = await process.communicate()
+            finally:
+                if process.returncode is None:  # the front ends
+                    process.kill()
+                    await process.wait()
         if process.returncode != 0:
             raise _problem(errors.decode(errors="replace"), training_file)
         fields: dict[str, Any] = msgspec.json.decode(said)

@@ -11,11 +11,12 @@ from python_backends.nouns.training import Tile
 
 class PackCursor:
     """A pack of `num_tokens`, whose backward pass goes from layer `num_layers` − 1 down to `first_layer`,
-    the first that has something to train. Its numbers are changed by `take_…` alone.
+    the first that has something to train; `num_layers`: there is no backward pass. Its numbers are changed by
+    `take_…` alone.
     """
 
     def __init__(self, num_tokens: int, num_layers: int, first_layer: int = 0) -> None:
-        if num_tokens < 1 or not 0 <= first_layer < num_layers:
+        if num_tokens < 1 or not 0 <= first_layer <= num_layers:
             raise ValueError(
                 f"a pack of {num_tokens} tokens, layers {first_layer} to {num_layers - 1}: at least 1 of each"
             )

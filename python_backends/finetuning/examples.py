@@ -16,7 +16,7 @@ from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.files import read_arrays
 from python_backends.nouns.request import Ids
 
-FILE = "examples.safetensors"
+FILE, HELD_OUT = "examples.safetensors", "held_out.safetensors"
 
 
 class Examples:
@@ -56,19 +56,19 @@ class Examples:
             raise ValueError(f"example {number} has tokens outside of the vocabulary of {vocabulary}")
 
 
-def read(directory: Path) -> Examples:
-    """Of a job's directory. Raises OSError and ValueError."""
-    arrays = read_arrays(directory / FILE)
+def read(path: Path) -> Examples:
+    """Raises OSError and ValueError."""
+    arrays = read_arrays(path)
     missing = {"ids", "learned", "bounds"} - arrays.keys()
     if missing:
-        raise ValueError(f"{FILE}: it has no {', '.join(sorted(missing))}")
+        raise ValueError(f"{path.name}: it has no {', '.join(sorted(missing))}")
     return Examples(arrays["ids"], arrays["learned"], arrays["bounds"])
 
 
-def write(directory: Path, examples: list[Example]) -> None:
+def write(path: Path, examples: list[Example]) -> None:
     arrays = {
         "ids": np.concatenate([example.ids for example in examples]),
         "learned": np.concatenate([example.learned for example in examples]).astype(np.uint8),
         "bounds": np.cumsum([0, *(len(example.ids) for example in examples)]),
     }
-    save_file(arrays, directory / FILE)
+    save_file(arrays, path)

@@ -55,6 +55,9 @@ def _check_options(options: dict[str, Any]) -> None:
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ValueError(f"targets = {targets!r:.100}: must be a list of strings")
     _check(options.get("alone", False), "alone", bool, "true or false")
+    losses = options.get("held_out_losses", [])
+    if not isinstance(losses, list) or not all(isinstance(each, int | float) for each in losses):
+        raise ValueError(f"held_out_losses = {losses!r:.100}: must be a list of numbers")
     for name in ("adapter", "from"):
         _check(options.get(name, ""), name, str, "a string")
     _check_number(options, "rank", LIMITS["rank"])

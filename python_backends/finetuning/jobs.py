@@ -149,7 +149,22 @@ class Job:
     @property
     def examples(self) -> Examples:
         """As they are on the disk now. Raises OSError and ValueError."""
-        return examples.read(self.directory)
+        return examples.read(self.directory / examples.FILE)
+
+    @property
+    def held_out(self) -> Examples | None:
+        """Those that are not learned; None: there are none. Raises OSError and ValueError."""
+        path = self.directory / examples.HELD_OUT
+        return examples.read(path) if path.exists() else None
+
+    @property
+    def held_out_losses(self) -> list[float]:
+        """Of the held-out examples before the first step, and after the last one: what is known of them."""
+        return list(self._fields["gapless"].get("held_out_losses", []))
+
+    def add_held_out_loss(self, loss: float) -> None:
+        self.change(gapless={**self.options, "held_out_losses": [*self.held_out_losses, loss]})
+        self.say(f"the loss of the held-out examples is {loss:.4g}")
 
     @property
     def start(self) -> dict[str, NDArray[Any]] | None:
@@ -203,10 +218,14 @@ class Job:
 
 
 def create(
-    parent: Path, data: list[Example], fields: dict[str, Any], start: Mapping[str, NDArray[Any]] | None = None
+    parent: Path,
+    data: list[Example],
+    fields: dict[str, Any],
+    start: Mapping[str, NDArray[Any]] | None = None,
+    held_out: list[Example] | None = None,
 ) -> Job:
     """A queued job below `parent` with OpenAI's fields and those of `fields`. `start`: the weights with which
-    it begins, if they are not drawn.
+    it begins, if they are not drawn. `held_out`: examples that it does not learn. Only this user may read it.
     """
     job_id = f"ftjob-{secrets.token_hex(8)}"
     standard = {
@@ -225,7 +244,10 @@ def create(
     }
 
     def write(directory: Path) -> None:
-        examples.write(directory, data)
+        directory.chmod(0o700)
+        examples.write(directory / examples.FILE, data)
+        if held_out:
+            examples.write(directory / examples.HELD_OUT, held_out)
         if start:
             save_file(dict(start), directory / START)
         (directory / "job.json").write_text(json.dumps(standard | fields, indent=2) + "\n")

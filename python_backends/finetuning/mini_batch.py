@@ -21,8 +21,11 @@ from python_backends.nouns.training import Pack
 class MiniBatch:
     """`do` and `begin_pack` change it. `loss` is that of its tokens so far."""
 
-    def __init__(self, session: Session, memory: PackMemory, examples: Sequence[Example]) -> None:
-        self._session, self._memory, self._examples = session, memory, examples
+    def __init__(
+        self, session: Session, memory: PackMemory, examples: Sequence[Example], learns: bool = True
+    ) -> None:
+        """Without `learns` it has a loss and no backward pass."""
+        self._session, self._memory, self._examples, self._learns = session, memory, examples, learns
         self._packs: list[Pack] = list(packs(examples, memory.pack_tokens))
         self._plans: Plans | None = None  # None: there was no memory for any pack yet
         self._number = 0  # of the pack that is computed, or waits for memory
@@ -41,9 +44,9 @@ class MiniBatch:
 
     @property
     def piece(self) -> Piece:
-        """What comes next; CLIP after the last pack."""
+        """What comes next; CLIP or MEASURED after the last pack."""
         if self._number == len(self._packs):
-            return Piece(Kind.CLIP)
+            return Piece(Kind.CLIP if self._learns else Kind.MEASURED)
         if self._computed is None:
             return Piece(Kind.MEMORY if self._waits else Kind.PACK)
         pack, (_, cursor) = self._packs[self._number], self._computed
@@ -63,9 +66,10 @@ class MiniBatch:
         pack, num_labels = self._packs[self._number], sum(pack.num_labels for pack in self._packs)
         computed = self._memory.begin(pack, self._plans, num_labels)
         if computed is not None:
-            facts, first = self._session.facts, first_layer(self._session.targets)
+            num_layers = len(self._session.facts)
+            first = first_layer(self._session.targets) if self._learns else num_layers
             self._waits = False
-            self._computed = computed, PackCursor(len(pack.tokens), len(facts), first)
+            self._computed = computed, PackCursor(len(pack.tokens), num_layers, first)
 
     def do(self, tokens: int) -> None:
         """The next piece of the pack that is computed, of at most `tokens` tokens. RevokedError if requests

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     FORWARD = "forward"  # a tile
     LOSS = "loss"
     BACKWARD = "backward"  # a tile
+    MEASURED = "measured"  # the loss of the held-out examples is known
     CLIP = "clip"
     UPDATE = "update"
     SAVE = "save"

@@ -14,9 +14,10 @@ class Prepared:
     examples: Examples
     saved: tuple[saved_states.Place, saved_states.State] | None  # the last one, if there is one
     start: saved_states.State | None  # the weights of an adapter with which the job begins
+    held_out: Examples | None = None
 
 
 def prepare(job: Job) -> Prepared:
     """Raises OSError and ValueError."""
     saved = saved_states.last(job.directory / "checkpoints")
-    return Prepared(job.examples, saved, job.start if saved is None else None)
+    return Prepared(job.examples, saved, job.start if saved is None else None, job.held_out)

@@ -30,6 +30,9 @@ def finish(job: Job, adapters: Path | None) -> str:
 
 def _publish(job: Job, adapters: Path) -> str:
     """Returns the number of the version."""
+    match job.held_out_losses:
+        case [before, after] if not after < before:
+            raise JobError(f"the loss of the held-out examples was {before:.4g} before, and is {after:.4g}")
     trained, directory = job.directory / "adapter", adapters / job.options["suffix"]
     if (directory / CONFIG).exists():
         raise JobError(f"{directory} is an adapter without versions")

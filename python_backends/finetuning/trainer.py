@@ -3,7 +3,8 @@ backward pass, the update of a layer. Between two pieces the caller does somethi
 without a server the next piece follows at once.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
-goes on after its last saved state; what came later is computed again.
+goes on after its last saved state; what came later is computed again. Held-out examples have a loss before
+the first step and after the last one.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Trainer:
         self.tile_tokens, self.wait = session.tile_tokens, session.wait
         self._files, self._written = files, _done()
         read = files.read or prepare(job)
-        self._examples, self._read = read.examples, read
+        self._examples, self._held_out, self._read = read.examples, read.held_out, read
         self._batch_size = int(job.fields["hyperparameters"]["batch_size"])
         self._seed = int(job.fields["seed"])
         self._learning_rate = float(job.options["learning_rate"])
@@ -112,6 +113,8 @@ class Trainer:
                 return self._begin_batch()
             case Kind.PACK | Kind.MEMORY:
                 return self._begin_pack()
+            case Kind.MEASURED:
+                return self._measured()
             case Kind.CLIP:
                 return self._clip()
             case Kind.UPDATE:
@@ -126,13 +129,17 @@ class Trainer:
     # --- a step
 
     def _next_step(self) -> Piece:
-        if self._step == self.num_steps:
+        if self._step == self.num_steps and not self._must_measure:
             return self._wait_for(self._written, self._finish)
         if self._job.is_cancel_asked:
             return self._end("cancelled", "cancelled")
         return Piece(Kind.BEGIN)
 
     def _begin_batch(self) -> Piece:
+        if self._must_measure:
+            held_out = list(self._held_out or ())
+            self._batch = MiniBatch(self._session, self._memory, held_out, learns=False)
+            return self._batch.piece
         chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
         examples = [self._examples[int(index)] for index in chosen]
         self._batch = MiniBatch(self._session, self._memory, examples)
@@ -152,6 +159,20 @@ class Trainer:
             self._wasted_tokens += self._batch.begun_tokens
             return self._next_step()
         return self._batch.piece
+
+    @property
+    def _must_measure(self) -> bool:
+        """The loss of the held-out examples is wanted now."""
+        num_wanted = 1 + (self._step == self.num_steps)
+        return self._held_out is not None and len(self._job.held_out_losses) < num_wanted
+
+    def _measured(self) -> Piece:
+        written = self._files.writer.submit(self._job.add_held_out_loss, self._batch.loss)
+        return self._wait_for(written, partial(self._after_measured, written))
+
+    def _after_measured(self, written: Future[None]) -> Piece:
+        written.result()  # OSError if it could not be written
+        return self._next_step()
 
     def _clip(self) -> Piece:
         self._norm = self._session.clip(CLIP)

@@ -112,7 +112,8 @@ class Training(SpareWork):
         """
         try:
             read = prepare(job)
-            read.examples.check(self._limits.max_model_tokens, self._limits.vocab_size)
+            for examples in filter(None, (read.examples, read.held_out)):
+                examples.check(self._limits.max_model_tokens, self._limits.vocab_size)
             new_session = self._new_session or self._engine.start_training()
         except Exception as error:
             self._fail(job, error)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """The file has either its old content or `content`. Raises OSError."""
     data = content.encode() if isinstance(content, str) else content
     replace_file(path, lambda written: written.write_bytes(data))
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """As `write_whole`; this user alone may read it."""
+
+    def write(written: Path) -> None:
+        written.touch(0o600)
+        written.write_bytes(content)
+
+    replace_file(path, write)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -36,6 +48,17 @@ def write_directory(path: Path, write: Callable[[Path], None]) -> None:
     sync(partial)
     partial.rename(path)
     sync(path.parent)
+
+
+def locked_file(path: Path) -> BinaryIO | None:
+    """Locked until it is closed or this process ends. None: another process has it. Raises OSError."""
+    file = path.open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def sync(path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     one: TinyModel, tmp_path: Path
 ) -> None:
     """Once in the middle of a backward pass, once while a saved state is written, once more in a pass."""
-    killed, undisturbed = new_job(tmp_path / "killed", steps=12), new_job(tmp_path / "whole", steps=12)
+    killed, undisturbed = (new_job(tmp_path / name, steps=12, held_out=5) for name in ("killed", "whole"))
     for when, count in (("backward", 11), ("saved state", 3), ("backward", 17)):
         before = len(states_of(killed))
         assert _trained(one, killed, when, count) == -signal.SIGKILL
@@ -76,6 +76,9 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     messages = [event["message"] for event in killed.events]
     assert len([message for message in messages if message.startswith("goes on after step")]) == 3
     assert messages[-1] == "succeeded"
+    measured, wanted = (Job(job.directory).held_out_losses for job in (killed, undisturbed))
+    assert len(measured) == 2
+    assert measured == pytest.approx(wanted, rel=1e-5)
 
 
 def states_of(job: Job) -> list[Path]:
@@ -174,6 +177,21 @@ def test_saved_states_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up
     for step in range(16, 31):
         save(job.directory / "checkpoints", replace(place, step=step), state)
     assert saved_states.steps(job.directory / "checkpoints") == list(range(19, 31))
+
+
+def test_held_out_examples_are_measured_and_not_learned(one: TinyModel, tmp_path: Path) -> None:
+    """Before the first step and after the last one. They are those of the one mini-batch here."""
+    with_them, without = (new_job(tmp_path / f"{n}", steps=6, count=4, held_out=n) for n in (4, 0))
+    for job in (with_them, without):
+        train(job, settings(one))
+    losses = [line["loss"] for line in without.losses]
+    assert [line["loss"] for line in with_them.losses] == pytest.approx(losses, rel=1e-5)
+    before, after = Job(with_them.directory).held_out_losses
+    assert before == pytest.approx(losses[0], rel=1e-5)
+    assert after < losses[-1]
+    said = [event["message"] for event in with_them.events]
+    measured = [f"the loss of the held-out examples is {loss:.4g}" for loss in (before, after)]
+    assert said == ["started", *measured, "succeeded"]
 
 
 def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_path: Path) -> None:

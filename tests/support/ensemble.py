@@ -153,6 +153,7 @@ class Front:
         keys: Keys,
         demo: bool = False,
         model_names: str = "",
+        corrections: int = 0,
         **sections: Any,
     ) -> None:
         """`sections`: of the settings, besides those that a front of the tests has."""
@@ -167,6 +168,7 @@ class Front:
                 demo=demo,
                 directory=str(run_directory / "front directory"),
                 model_names=model_names,
+                corrections=corrections,
             ),
             **sections,
         )
@@ -180,10 +182,11 @@ class Front:
                     app, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
                 )
                 self._server = uvicorn.Server(config)
-                batches = asyncio.create_task(app.batches.run())
+                others = [asyncio.create_task(each.run()) for each in (app.batches, app.corrections)]
                 await self._server.serve()
-                batches.cancel()
-                await asyncio.gather(batches, return_exceptions=True)
+                for other in others:
+                    other.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
 
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
         self._thread.start()

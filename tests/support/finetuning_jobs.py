@@ -35,7 +35,9 @@ def new_job(
     learning_rate: float = 1e-3,
     count: int = 10,
     modules: Sequence[str] = MODULES,
+    held_out: int = 0,
 ) -> Job:
+    """`held_out`: how many of its examples are held out of another job with the same ones."""
     fields = {
         "model": "tiny",
         "hyperparameters": {"n_epochs": 1, "batch_size": BATCH_SIZE, "learning_rate_multiplier": 5.0},
@@ -49,7 +51,7 @@ def new_job(
             "steps": steps,
         },
     }
-    return jobs.create(directory, examples(count), fields)
+    return jobs.create(directory, examples(count), fields, held_out=examples(held_out))
 
 
 def settings(tiny: TinyModel) -> Settings:

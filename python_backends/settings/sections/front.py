@@ -20,8 +20,8 @@ class FrontSettings:
     )
     directory: str = setting(
         "run/front",
-        "what outlives the front: uploaded files, and batches with their answers (docs/jobs.md); relative to"
-        " this folder",
+        "what outlives the front: uploaded files, batches with their answers, and corrections (docs/jobs.md);"
+        " relative to this folder",
     )
     model_names: str = setting(
         "",
@@ -46,6 +46,13 @@ class FrontSettings:
         "",
         "origins whose pages may ask from a browser (CORS), joined by commas: https://chat.example.org; *:"
         " any; empty: none",
+    )
+    corrections: int = setting(
+        0,
+        "after so many new corrections of answers (/v1/feedback) an adapter is trained on them; 0: none are"
+        " taken (docs/jobs.md)",
+        0,
+        1000,
     )
     log_requests: bool = setting(
         True, "true: one line of JSON in the log for each request, without its text (docs/openai.md)"

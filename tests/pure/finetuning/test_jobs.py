@@ -65,6 +65,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "gapless": ("x", "gapless = 'x': must be a JSON object"),
     "gapless.suffix": ("../x", "suffix = '../x': must be the name of an adapter"),
     "gapless.alone": ("no", "alone = 'no': must be true or false"),
+    "gapless.held_out_losses": ([1.5, "x"], "held_out_losses = [1.5, 'x']: must be a list of numbers"),
     "gapless.rank": (4.5, "rank = 4.5: must be a whole number between 1 and 256"),
     "gapless.alpha": (float("nan"), "alpha = nan: must be a number between 0.001 and 10000"),
     "gapless.targets": (["q_proj", 3], "targets = ['q_proj', 3]: must be a list of strings"),
@@ -92,7 +93,7 @@ def test_a_field_of_job_json_that_is_missing_or_wrong_is_named(
     else:
         part.pop(last, None)
     _write(job.directory, fields)
-    if not is_there and name in ("fine_tuned_model", "gapless.alone"):
+    if not is_there and name in ("fine_tuned_model", "gapless.alone", "gapless.held_out_losses"):
         assert Job(job.directory).id == job.id
         return
     with pytest.raises(JobError) as refused:

@@ -61,6 +61,15 @@ def test_tiles_and_the_loss_cover_a_pack_once_in_order(most: int) -> None:
     assert all(each.last - each.first <= most for each in forward + backward)
 
 
+def test_without_a_layer_that_learns_a_pack_ends_with_its_loss() -> None:
+    cursor = PackCursor(10, 2, first_layer=2)
+    for _ in range(2):
+        cursor.take_forward(10)
+    assert not cursor.is_done
+    cursor.take_loss(10)
+    assert cursor.is_done
+
+
 def test_no_loss_before_the_forward_pass_and_no_backward_pass_before_the_loss() -> None:
     cursor = PackCursor(10, 2)
     cursor.take_forward(10)

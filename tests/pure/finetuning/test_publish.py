@@ -14,7 +14,9 @@ from python_backends.finetuning import publish
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
     """With an adapter that was exported before."""
-    made = SimpleNamespace(directory=tmp_path / "job", options={"suffix": "law"}, events=[])
+    made = SimpleNamespace(
+        directory=tmp_path / "job", options={"suffix": "law"}, events=[], held_out_losses=[]
+    )
     made.say = lambda message, level: made.events.append((level, message))
     write(made.directory / "adapter", b"trained")
     return made
@@ -39,6 +41,17 @@ def test_it_is_the_newest_version_and_is_published_once(job: Any, tmp_path: Path
 
 def test_without_a_directory_nothing_is_published(job: Any) -> None:
     assert publish.finish(job, None) == ""
+
+
+def test_it_is_published_only_if_the_loss_of_held_out_examples_has_fallen(job: Any, tmp_path: Path) -> None:
+    for before, after in ((1.5, 1.75), (1.5, 1.5), (1.5, float("nan"))):
+        job.held_out_losses = [before, after]
+        assert publish.finish(job, tmp_path / "adapters") == ""
+    said = "the adapter is not served: the loss of the held-out examples was 1.5 before, and is 1.75"
+    assert job.events[0] == ("warn", said)
+    assert not (tmp_path / "adapters").exists()
+    job.held_out_losses = [1.5, 1.25]
+    assert publish.finish(job, tmp_path / "adapters") == "law@1"
 
 
 def test_an_adapter_without_versions_is_not_replaced_and_the_job_says_so(job: Any, tmp_path: Path) -> None:
