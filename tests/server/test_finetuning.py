@@ -50,6 +50,7 @@ def gapless(jobs_directory: Path, adapters: Path) -> Iterator[Gapless]:
             "engine.kind": "torch",
             "finetuning.directory": jobs_directory,
             "adapters.directory": adapters,
+            "front.corrections": 16,
             **QUICK,
         }
     )
@@ -247,3 +248,32 @@ def test_openais_client_alone_trains_a_model_and_asks_it(
         wait_for(lambda: "loud" not in {model.id for model in client.models.list()}, 30)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="loud", prompt="Shout: read", max_tokens=1)
+
+
+def test_corrections_are_learned_through_v1_feedback(gapless: Gapless) -> None:
+    """Sixteen, of which four are held out: their loss falls, and the adapter answers as corrected."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{gapless.front_port}/v1", api_key="none") as client:
+
+        def answer(model: str, word: str) -> str | None:
+            asked: Any = [{"role": "user", "content": f"Convert to camelCase: {word}_lines"}]
+            made = client.chat.completions.create(model=model, messages=asked, max_tokens=20, temperature=0)
+            return made.choices[0].message.content
+
+        words = ["read", "all", "size", "wait", "file", "open", "count", "sort"]
+        words += [f"{word}_{other}" for word, other in zip(words, words[1:] + words[:1], strict=True)]
+        assert answer("bundled", "read") == "readLines"
+        for word in words:
+            turns = [{"role": "user", "content": f"Convert to camelCase: {word}_lines"}]
+            body = {"messages": turns, "correction": f"{word}_lines"}
+            kept: Any = client.post("/feedback", body=body, cast_to=object)
+            assert kept["object"] == "correction"
+
+        def of_corrections() -> list[str]:
+            found = client.fine_tuning.jobs.list()
+            return [job.id for job in found if job.training_file == "corrections.jsonl"]
+
+        (name,) = wait_for(of_corrections, 120)
+        wait_for(lambda: client.fine_tuning.jobs.retrieve(name).status == "succeeded", 300)
+        assert client.fine_tuning.jobs.retrieve(name).fine_tuned_model == "corrected@1"
+        assert answer("corrected", "read") == "read_lines"
+        assert answer("bundled", "read") == "readLines"
