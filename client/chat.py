@@ -216,7 +216,7 @@ def piped() -> Iterator[str]:
         yield text
 
 
-def main() -> int:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gapless chat",
         description=__doc__,
@@ -226,7 +226,11 @@ def main() -> int:
     add_url(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     add_parameters(parser)
-    asked = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    asked = command_parser().parse_args()
     with Client(asked.url) as client:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():

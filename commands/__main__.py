@@ -27,6 +27,7 @@ COMMANDS = {  # the module whose `main` it is, the first words that it gets, and
     "stats": ("commands.stats", (), "how good predicted lengths have been"),
     "top": ("commands.control", ("top",), "what each instance of a running server carries, again and again"),
     "control": ("commands.control", (), "move requests, drain instances, set how many run"),
+    "completion": ("commands.completion", (), "what completes these words in bash, zsh and fish"),
     "env": ("commands.env", (), "versions, machine and settings, for a report of a fault"),
 }
 OWN = {"client", "commands", "front", "gapless", "python_backends"}

@@ -36,7 +36,7 @@ REQUEST_COLUMNS = {  # and the fields of the status
 }
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,11 +66,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--run-directory", type=Path, metavar="PATH", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-    return parser.parse_args(given)
+    return parser
 
 
 def main(given: list[str] | None = None) -> int:
-    asked = arguments(given)
+    asked = command_parser().parse_args(given)
     try:
         directory = _run_directory(asked.run_directory)
         if asked.command in SHOWN:

@@ -141,12 +141,16 @@ def _settings(asked: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield "key", f"{API_KEY} {'is set' if os.environ.get(API_KEY) else 'is not set'}"
 
 
-def main() -> int:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gapless env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser)
-    asked = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    asked = command_parser().parse_args()
     home = str(Path.home())
     for name, text in (*_software(), *_machine(), *_settings(asked)):
         print(f"{name:10}{text.replace(home, '~') if len(home) > 1 else text}")

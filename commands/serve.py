@@ -58,8 +58,7 @@ else from gapless.toml. These are all:
 """
 
 
-def arguments() -> argparse.Namespace:
-    """A key goes into the environment, which the front inherits."""
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Serves a language model on NVIDIA Triton Inference Server.",
         epilog=f"{EPILOG}\n{help_text()}",
@@ -84,7 +83,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--api-key", metavar="KEY", help=f"that clients of /v1 have to send; {API_KEY} in the environment"
     )
-    asked = parser.parse_args()
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    """A key goes into the environment, which the front inherits."""
+    asked = command_parser().parse_args()
     if asked.api_key:
         os.environ[API_KEY] = asked.api_key
     if asked.model is not None:

@@ -170,8 +170,7 @@ def measure(words: Sequence[str]) -> dict[str, float]:
         return phases_of(server.lines, ready_s, first_token(server.port))
 
 
-def arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Ours, and the words for `serve`."""
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gapless bench startup",
         description=__doc__,
@@ -182,6 +181,12 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write all numbers here, with machine, date and command"
     )
+    return parser
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Ours, and the words for `serve`."""
+    parser = command_parser()
     asked, words = parser.parse_known_args()
     if asked.rounds < 1:
         parser.error(f"--rounds {asked.rounds}: must be above 0")

@@ -160,7 +160,7 @@ def write_json(where: str, answers: Sequence[Logged]) -> None:
         Path(where).write_text(text + "\n", "utf-8")
 
 
-def main() -> int:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -175,6 +175,11 @@ def main() -> int:
     parser.add_argument(
         "--json", metavar="PATH", help="write the logged answers and their predictions there; -: print them"
     )
+    return parser
+
+
+def main() -> int:
+    parser = command_parser()
     asked = parser.parse_args()
     if asked.last < 1:
         parser.error(f"--last {asked.last}: must be at least 1")

@@ -43,8 +43,7 @@ REQUESTS, QUICK_REQUESTS, WARM_UP = 200, 24, 4
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def arguments() -> argparse.Namespace:
-    """Ends the program with a line that names the option and the limit if one can't be used."""
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gapless bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,6 +96,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the distributions (.png, .svg, .pdf)")
     add_parameters(parser)
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    """Ends the program with a line that names the option and the limit if one can't be used."""
+    parser = command_parser()
     asked = parser.parse_args()
     positive = {
         "--concurrency": min(asked.concurrency),

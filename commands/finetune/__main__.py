@@ -152,7 +152,7 @@ def _job(asked: argparse.Namespace, settings: Settings) -> jobs.Job:
     return jobs.find(jobs.jobs_directory(settings), asked.job)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gapless finetune",
         description=__doc__,
@@ -214,7 +214,7 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    asked = _parser().parse_args()
+    asked = command_parser().parse_args()
     try:
         asked.verb(asked, located(of_command_line(asked)))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:

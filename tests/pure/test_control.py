@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.policies import setting_of
 from commands import control
-from commands.control import arguments
+from commands.control import command_parser
 from front.live.snapshot import Snapshots
 from python_backends.launcher import run_directories
 from python_backends.nouns.instance_load import InstanceLoad
@@ -44,9 +44,9 @@ from tests.support.status import instance, request, status
     ],
 )
 def test_the_run_directory_may_stand_before_the_command_and_after_it(given: list[str]) -> None:
-    asked = arguments(given)
+    asked = command_parser().parse_args(given)
     assert (asked.command, asked.every, asked.run_directory) == ("top", 2.0, Path("/run/one"))
-    assert arguments(["top"]).run_directory is None
+    assert command_parser().parse_args(["top"]).run_directory is None
 
 
 REAL_SLEEP = time.sleep
@@ -199,7 +199,7 @@ def test_a_number_that_can_not_be_is_refused_with_its_limit(
         text = f"scale {number}: must be auto or a number from 1 to 2 (cluster.instances)"
         assert text in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        arguments(["scale", "many"])
+        command_parser().parse_args(["scale", "many"])
     assert "many: must be auto or a number" in capsys.readouterr().err
 
 
