@@ -1,14 +1,21 @@
 """What pyproject.toml can't say: the wheel has the server in a folder of the client's package, where none of
-its names meets those of other packages; and its dependencies are the pinned ones of requirements.lock.
+its names meets those of other packages; its dependencies are the pinned ones of requirements.lock; and where
+there is g++ it has the layers in C++, compiled for every processor that they know, and is for x86-64.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import shutil
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 CLIENT = ["tritonclient[grpc]>=2.50", "grpcio", "numpy"]
@@ -18,6 +25,20 @@ SERVES = (
     'sys_platform == "linux" and (platform_machine == "x86_64" or platform_machine == "aarch64")'
     ' and python_version < "3.13"'
 )
+
+
+@cache
+def layers() -> tuple[Path, ...]:
+    """The compiled ones, which lie in run/compiled then; none where they can't be compiled."""
+    is_here = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    if not is_here or shutil.which(os.environ.get("CXX", "g++")) is None:
+        return ()
+    command = [sys.executable, "-m", "python_backends.engine.cpu.library"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:  # an older compiler; the engine asks for less at its first start
+        print(f"the wheel gets no compiled layers: {done.stderr}", file=sys.stderr)
+        return ()
+    return tuple(map(Path, done.stdout.splitlines()))
 
 
 class BuildWithServer(build_py):
@@ -30,6 +51,16 @@ class BuildWithServer(build_py):
         for name in BROUGHT:
             target = Path(self.build_lib, "gapless", "server", name)
             shutil.copytree(name, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        for path in layers():
+            shutil.copy(path, Path(self.build_lib, "gapless/server/python_backends/engine/cpu"))
+
+
+class WheelWithLayers(bdist_wheel):
+    """With layers it is for this platform alone, and for every Python 3 as without."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        tag = super().get_tag()
+        return (*tag[:2], "linux_x86_64") if layers() else tag
 
 
 def pinned() -> list[str]:
@@ -38,4 +69,7 @@ def pinned() -> list[str]:
     return [f"{line}; {SERVES}" for line in [f"torch=={torch[0]}", *lines]]
 
 
-setup(cmdclass={"build_py": BuildWithServer}, install_requires=[*CLIENT, *pinned()])
+setup(
+    cmdclass={"build_py": BuildWithServer, "bdist_wheel": WheelWithLayers},
+    install_requires=[*CLIENT, *pinned()],
+)

@@ -122,6 +122,23 @@ def test_a_library_that_this_host_cannot_load_is_compiled_again_and_left_out_if_
     assert "no layers of ours: " in caplog.text
 
 
+def test_what_a_wheel_brings_is_used_and_where_it_can_not_be_loaded_it_is_compiled(
+    made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    brought = tmp_path / "brought" / made.name
+    brought.parent.mkdir()
+    made.rename(brought)
+    monkeypatch.setattr(library, "BROUGHT", brought.parent)
+    assert library.is_kept()
+    assert library.library() == brought
+    assert not made.exists()
+    content = brought.read_bytes()
+    brought.unlink()  # this process has it loaded
+    brought.write_bytes(content[: len(content) // 2])
+    library.library.cache_clear()
+    assert library.library() == made
+
+
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
 def test_a_library_that_others_may_write_is_not_run(
     made: Path, mode: int, caplog: pytest.LogCaptureFixture

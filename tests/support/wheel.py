@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from python_backends.settings import ROOT
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", ".perf", ".gpu-wheels", "__pycache__", "*.egg-info")
 
 
-def built(place: Path) -> Path:
-    """Without the network: setuptools is in the environment. `place` is an empty folder."""
+def built(place: Path, compiler: str = "no-such-compiler") -> Path:
+    """Without the network: setuptools is in the environment. `place` is an empty folder. `compiler`: of the
+    layers in C++.
+    """
     source, made = place / "source", place / "made"
     shutil.copytree(
         ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT, "docs", "run", "tests", "benchmarks")
@@ -21,6 +24,7 @@ def built(place: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
         [*command, "--wheel-dir", str(made), str(source)],
+        env={**os.environ, "CXX": compiler},
         capture_output=True,
         text=True,
         timeout=300,

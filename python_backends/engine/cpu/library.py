@@ -1,8 +1,8 @@
 """The library of layers for a CPU (`layers.cpp`): compiled once for each version of what it is made from.
 
-Owns `run/compiled/`. Without a compiler, or on another processor, other operators serve. `python -m
-python_backends.engine.cpu.library` compiles for every processor that it knows: for an image on x86-64. Called
-by the torch engine at its start.
+Owns `run/compiled/`. A wheel may bring libraries, compiled where it was built. Without a compiler, or on
+another processor, other operators serve. `python -m python_backends.engine.cpu.library` compiles for every
+processor that it knows: for an image on x86-64, or a wheel. Called by the torch engine at its start.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ log = logging.getLogger("gapless.instance")
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "layers.cpp"  # and the headers that it includes
+BROUGHT = FOLDER  # where a wheel has them
 WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -96,11 +97,15 @@ def library() -> Path | None:
 
 
 def compiled(kind: Kind) -> Path:
-    """Compiled now if it was not yet, in a folder that no other user may write.
+    """That of the wheel, or compiled now if it was not yet, in a folder that no other user may write.
 
     Raises OSError without a compiler or a place for it, PermissionError where others could put a library of
     theirs into that place, CalledProcessError where it does not compile.
     """
+    if (brought := BROUGHT / _name(kind)).exists():  # who may write there may change all of our code
+        if not (obstacle := _obstacle(brought)):
+            return brought
+        log.info("%s is not used: %s", brought, obstacle)
     path = _path(kind)
     _make_private(path.parent)
     if path.exists():
@@ -117,11 +122,16 @@ def compiled(kind: Kind) -> Path:
 
 def is_kept() -> bool:
     """Whether one of them lies there for this processor."""
-    return any(_path(kind).exists() for kind in kinds_here())
+    return any((BROUGHT / _name(kind)).exists() or _path(kind).exists() for kind in kinds_here())
 
 
 def _path(kind: Kind) -> Path:
-    return WRITTEN / "run" / "compiled" / f"layers-{kind}-{_digest(kind)}.so"
+    return WRITTEN / "run" / "compiled" / _name(kind)
+
+
+def _name(kind: Kind) -> str:
+    """Of what it is made from, not of what compiled it."""
+    return f"layers-{kind}-{_digest(kind)}.so"
 
 
 def _compile(kind: Kind, path: Path) -> None:

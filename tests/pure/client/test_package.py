@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,32 @@ def test_the_package_has_the_client_the_server_and_their_data_and_nothing_else(w
     client = {name for name in files_below(ROOT / "client") if Path(name).suffix in KEPT}
     server = {f"server/{folder}/{name}" for folder in SERVER for name in files_below(ROOT / folder)}
     assert files == client | server
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+LAYERS = (
+    "from python_backends.engine.cpu.library import Kind, compiled; print(*map(compiled, Kind), sep='\\n')"
+)
+
+
+def test_where_there_is_a_compiler_it_has_layers_for_each_processor_which_are_used(tmp_path: Path) -> None:
+    """A quick compiler: its libraries are empty."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec g++ -shared -x c++ /dev/null -o "$2"\n'
+    )
+    compiler.chmod(0o755)
+    (tmp_path / "wheel").mkdir()
+    wheel = built(tmp_path / "wheel", str(compiler))
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    server = tmp_path / "site/gapless/server"
+    environment = {**os.environ, "PYTHONPATH": str(server), "HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    command = [sys.executable, "-c", LAYERS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    found = sorted((server / "python_backends/engine/cpu").glob("*.so"))
+    assert sorted(map(Path, done.stdout.split())) == found
+    assert [path.name.split("-")[1] for path in found] == ["amx", "avx2", "avx512", "avx512_bf16"]
 
 
 def test_what_serving_needs_is_pinned_and_wanted_only_where_it_serves(wheel: Path) -> None:
