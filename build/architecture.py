@@ -74,9 +74,15 @@ PROCESSES = {
         ("only with an encoder",),
         ("encoder", "life"),
     ),
+    "front": Process(
+        "gapless-front",
+        (20, 380, 150, 88),
+        "#7a4f8a",
+        ("speaks as OpenAI's", "and Anthropic's", "servers; the page at /"),
+    ),
     "learner": Process(
         "gapless-learner",
-        (140, 380, 240, 88),
+        (182, 380, 206, 88),
         "#64853a",
         ("request log; learns lengths;", "low priority"),
         (),
@@ -167,7 +173,7 @@ WIRES = (
     ),
 )
 STYLES = {"tensor": "", "zmq": "6 4", "file": "2 4"}
-LEGEND = (("tensor", "a call of Triton"), ("zmq", "a ZeroMQ wire"), ("file", "a file"))
+LEGEND = (("tensor", "a call"), ("zmq", "a ZeroMQ wire"), ("file", "a file"))
 
 
 def text(x: float, y: float, words: str, size: int = 12, fill: str = INK, **options: str) -> str:
@@ -245,10 +251,13 @@ def drawn_rest() -> list[str]:
     out = [
         text(60, 108, "client", 14, font_weight="600", text_anchor="middle"),
         arrow("86,104 140,104"),
+        arrow("44,116 44,380"),
+        text(50, 350, "/v1", 11),
+        arrow("106,380 106,150 140,150"),
         arrow("872,84 872,60 60,60 60,90"),
         text(560, 54, "text, piece by piece", 11, text_anchor="middle"),
-        arrow("190,380 190,302", "file"),
-        text(198, 338, "forest-….npz", 11),
+        arrow("196,380 196,302", "file"),
+        text(204, 338, "forest-….npz", 11),
     ]
     for number, (kind, meaning) in enumerate(LEGEND):
         y = 494 + 18 * number

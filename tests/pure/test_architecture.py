@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
 DESIGN = (ROOT / "docs/design.md").read_text()
 SOURCE = "\n".join(
-    path.read_text() for folder in (PACKAGE, ROOT / "commands") for path in sorted(folder.rglob("*.py"))
+    path.read_text()
+    for folder in (PACKAGE, ROOT / "commands", ROOT / "front")
+    for path in sorted(folder.rglob("*.py"))
 )
 
 
