@@ -114,23 +114,18 @@ class PackedModel:
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
+        self._turning, self._num_positions = model.rotaries, num_positions
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
         self._dtype = model.embedding.dtype
-        tables = [
-            [self._place(table.contiguous()) for table in each.tables(num_positions)]
-            for each in model.rotaries
-        ]
-        self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
         head = self._packed(rounded_head(model.head) if rounds_head else model.head)
         heads = model.heads
         self._table = ModelTable(
-            rotaries=self._rotaries,
             embedding=None if model.is_tied else self._place(model.embedding),
             norm=self._norm(model.norm),
             head=head,
             format=FORMATS[self._dtype],
-            num_rotaries=len(tables),
+            num_rotaries=len(model.rotaries),
             state_layer=state_layer,
             hidden=self.hidden,
             query_heads=heads.num_query_heads,
@@ -143,7 +138,14 @@ class PackedModel:
         )
 
     def take(self, layers: Iterable[Layer]) -> None:
-        """All of them, one at a time."""
+        """All of them, one at a time. Tables of angles are made here, where the embedding that was packed may
+        be gone: loading takes less memory at its peak.
+        """
+        tables = [
+            [self._place(table) for table in each.tables(self._num_positions)] for each in self._turning
+        ]
+        self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
+        self._table.rotaries = self._rotaries
         rows = [self._layer(layer) for layer in layers]
         self._layers = (LayerTable * len(rows))(*rows)
         self._table.layers, self._table.num_layers = self._layers, len(rows)
