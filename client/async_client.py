@@ -18,7 +18,7 @@ from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import Piece, Prompt, read_piece, request_message
+from .wire import Piece, Prompt, read_piece, request_message, stream_call
 
 
 class AsyncClient:
@@ -32,6 +32,7 @@ class AsyncClient:
         self._url = url
         self._channel = grpc.aio.insecure_channel(url, channel_options(url))
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._ask = stream_call(self._channel)
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
         self._sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -80,7 +81,7 @@ class AsyncClient:
     async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:
         tries = Call(self._retries, self._timeout_s)
         while True:
-            call = self._stub.ModelStreamInfer(iter([request]), timeout=tries.left_s())
+            call = self._ask(request, timeout=tries.left_s())
             try:
                 async for response in call:
                     piece = await _read(response, call)

@@ -15,7 +15,7 @@ from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import Piece, Prompt, read_piece, request_message
+from .wire import Piece, Prompt, read_piece, request_message, stream_call
 
 
 class Client:
@@ -27,6 +27,7 @@ class Client:
         self._url = url
         self._channel = grpc.insecure_channel(url, channel_options(url))
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._ask = stream_call(self._channel)
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
         self._sleep: Callable[[float], object] = time.sleep
@@ -72,7 +73,7 @@ class Client:
     def _pieces(self, request: Any) -> Generator[Piece, None, None]:
         tries = Call(self._retries, self._timeout_s)
         while True:
-            call = self._stub.ModelStreamInfer(iter([request]), timeout=tries.left_s())
+            call = self._ask(request, timeout=tries.left_s())
             try:
                 for response in call:
                     piece = _read(response, call)

@@ -17,6 +17,7 @@ from .errors import RefusedError, from_text
 from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
 
 MODEL = "ensemble"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 # outputs with a value for each token
 LISTS = ("output_ids", "output_log_probs", "prompt_ids", "prompt_log_probs")
 # outputs with several values for each token
@@ -67,6 +68,17 @@ class Piece:
     def says_something(self) -> bool:
         """False for an empty piece, which only shows that the connection is alive."""
         return bool(self.text or self.finish_reason or self.output_ids or self.num_output_tokens)
+
+
+def stream_call(channel: Any) -> Any:
+    """Returns what asks one question over `channel`. Triton lets a client ask several in one stream; no other
+    follows here, and so request and end of requests leave together: one message and one wake-up, not three.
+    """
+    return channel.unary_stream(
+        STREAM,
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )
 
 
 def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any]) -> Any:
