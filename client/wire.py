@@ -52,7 +52,8 @@ class Piece:
     finish_reason: str = ""  # stop | length | cancelled | deadline; empty: more pieces follow
     num_input_tokens: int | None = None  # with return_num_input_tokens
     num_cached_tokens: int | None = None  # of these, those that were not computed again
-    num_output_tokens: int | None = None  # of this piece; the sum over all pieces is the answer's
+    # of this piece; the sum over all pieces is the answer's (return_num_output_tokens, or with output_ids)
+    num_output_tokens: int | None = None
     output_ids: tuple[int, ...] = ()  # the tokens of this piece (return_output_ids, return_log_probs)
     output_log_probs: tuple[float, ...] = ()  # theirs (return_log_probs)
     cum_log_probs: float | None = None  # their sum from the beginning
@@ -68,6 +69,10 @@ class Piece:
     def says_something(self) -> bool:
         """False for an empty piece, which only shows that the connection is alive."""
         return bool(self.text or self.finish_reason or self.output_ids or self.num_output_tokens)
+
+
+# of a piece, by the output that brings each
+FIELDS = {"text_output": "text"} | {name: name for name in Piece.__dataclass_fields__ if name != "text"}
 
 
 def stream_call(channel: Any) -> Any:
@@ -123,18 +128,18 @@ def read_piece(response: Any) -> Piece:
     answer = response.infer_response
     fields: dict[str, Any] = {"text": ""}
     for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        fields |= _field(output, _values(output.datatype, data))
+        if name := FIELDS.get(output.name):  # others are none that this client knows
+            fields[name] = _value(name, output, _values(output.datatype, data))
+    if "output_ids" in fields:  # a count beside the ids costs an output of its own
+        fields.setdefault("num_output_tokens", len(fields["output_ids"]))
     return Piece(**fields)
 
 
-def _field(output: Any, values: list[Any]) -> dict[str, Any]:
-    """Returns one output as a field of Piece; nothing for outputs that this client does not know."""
-    name = "text" if output.name == "text_output" else output.name
-    if name not in Piece.__dataclass_fields__:
-        return {}
+def _value(name: str, output: Any, values: list[Any]) -> Any:
+    """Returns one output as the value of a field."""
     if name in TABLES:
-        return {name: _in_rows(values, output.shape[-1])}
-    return {name: tuple(values) if name in LISTS else values[0]}
+        return _in_rows(values, output.shape[-1])
+    return tuple(values) if name in LISTS else values[0]
 
 
 def _in_rows(values: list[Any], width: int) -> tuple[tuple[Any, ...], ...]:

@@ -75,8 +75,6 @@ class LastingClient(AsyncClient):
         async with contextlib.aclosing(pieces) as all_pieces:
             last_s = 0.0
             async for piece in all_pieces:
-                if piece.num_output_tokens is None:  # a count beside the ids would cost an output of its own
-                    piece = replace(piece, num_output_tokens=len(piece.output_ids))
                 last_s = current().came(piece, last_s)
                 yield piece
 

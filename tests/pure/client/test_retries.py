@@ -78,46 +78,46 @@ class FakeCall:
         self.cancelled = True
 
 
-class FakeStub:
+class FakeServer:
     def __init__(self, *attempts: list[Any]) -> None:
         self._attempts = iter(attempts)
         self.calls: list[FakeCall] = []
         self.timeouts: list[float | None] = []
 
-    def ModelStreamInfer(self, requests: Any, timeout: float | None) -> FakeCall:  # noqa: N802  (the stub's own name)
-        assert next(requests).model_name == "ensemble"
+    def __call__(self, request: Any, timeout: float | None) -> FakeCall:
+        assert request.model_name == "ensemble"
         self.timeouts.append(timeout)
         self.calls.append(FakeCall(next(self._attempts)))
         return self.calls[-1]
 
 
-def pieces_of(stub: FakeStub) -> list[Piece]:
+def pieces_of(server: FakeServer) -> list[Piece]:
     with Client("nowhere:1", retries=Retries(attempts=2, first_s=0.0)) as client:
-        client._stub = stub
+        client._ask = server
         return list(client.stream("x"))
 
 
-def pieces_of_async(stub: FakeStub) -> list[Piece]:
+def pieces_of_async(server: FakeServer) -> list[Piece]:
     async def run() -> list[Piece]:
         async with AsyncClient("nowhere:1", retries=Retries(attempts=2, first_s=0.0)) as client:
-            client._stub = stub
+            client._ask = server
             return [piece async for piece in client.stream("x")]
 
     return asyncio.run(run())
 
 
-Ask = Callable[[FakeStub], tuple[str, list[float]]]
+Ask = Callable[[FakeServer], tuple[str, list[float]]]
 
 
-def ask(stub: FakeStub) -> tuple[str, list[float]]:
+def ask(server: FakeServer) -> tuple[str, list[float]]:
     """(text, pauses)."""
     pauses: list[float] = []
     with Client("nowhere:1", retries=RETRIES) as client:
-        client._stub, client._sleep = stub, pauses.append
+        client._ask, client._sleep = server, pauses.append
         return "".join(piece.text for piece in client.stream("x")), pauses
 
 
-def ask_async(stub: FakeStub) -> tuple[str, list[float]]:
+def ask_async(server: FakeServer) -> tuple[str, list[float]]:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -125,7 +125,7 @@ def ask_async(stub: FakeStub) -> tuple[str, list[float]]:
 
     async def run() -> str:
         async with AsyncClient("nowhere:1", retries=RETRIES) as client:
-            client._stub, client._sleep = stub, sleep
+            client._ask, client._sleep = server, sleep
             return "".join([piece.text async for piece in client.stream("x")])
 
     return asyncio.run(run()), pauses
@@ -137,45 +137,45 @@ ANSWER = [response("Well"), response(), response(" done"), response("", "stop")]
 
 @both
 def test_a_busy_or_absent_server_is_asked_again_after_growing_pauses(ask: Ask) -> None:
-    stub = FakeStub([response(error=BUSY)], [GONE], [response(), GONE], ANSWER)
-    assert ask(stub) == ("Well done", [1.0, 2.0, 3.0])
-    assert all(call.cancelled for call in stub.calls)
+    server = FakeServer([response(error=BUSY)], [GONE], [response(), GONE], ANSWER)
+    assert ask(server) == ("Well done", [1.0, 2.0, 3.0])
+    assert all(call.cancelled for call in server.calls)
 
 
 @both
 @pytest.mark.parametrize("end", [response("", "stop"), response(error="it failed")])
 def test_the_stream_of_an_answer_is_read_to_its_end(ask: Ask, end: Any) -> None:
     """A cancel that meets the end of a stream makes tritonserver crash."""
-    stub = FakeStub([response("Well"), end, response()])
+    server = FakeServer([response("Well"), end, response()])
     with contextlib.suppress(FailedError):
-        ask(stub)
-    assert stub.calls[0].left == []
+        ask(server)
+    assert server.calls[0].left == []
 
 
 def test_a_program_that_leaves_after_the_last_piece_cancels_no_open_stream() -> None:
-    stub = FakeStub([response("Well"), response("", "stop"), response()])
+    server = FakeServer([response("Well"), response("", "stop"), response()])
     with Client("nowhere:1") as client:
-        client._stub = stub
+        client._ask = server
         for piece in client.stream("x"):
             if piece.finish_reason:
                 break
-    assert stub.calls[0].left == []
+    assert server.calls[0].left == []
 
 
 @both
 def test_it_gives_up_after_the_last_attempt(ask: Ask) -> None:
-    stub = FakeStub([GONE], [GONE], [GONE], [response(error=BUSY)], ANSWER)
+    server = FakeServer([GONE], [GONE], [GONE], [response(error=BUSY)], ANSWER)
     with pytest.raises(UnavailableError, match=r"^too many open requests"):
-        ask(stub)
-    assert len(stub.calls) == 4
+        ask(server)
+    assert len(server.calls) == 4
 
 
 @both
 def test_nothing_is_tried_again_once_text_has_come(ask: Ask) -> None:
-    stub = FakeStub([response("Well"), GONE], ANSWER)
+    server = FakeServer([response("Well"), GONE], ANSWER)
     with pytest.raises(UnavailableError):
-        ask(stub)
-    assert len(stub.calls) == 1
+        ask(server)
+    assert len(server.calls) == 1
 
 
 @both
@@ -197,20 +197,20 @@ def test_nothing_is_tried_again_once_text_has_come(ask: Ask) -> None:
     ],
 )
 def test_other_failures_are_told_at_once(ask: Ask, end: list[Any], kind: type[GaplessError]) -> None:
-    stub = FakeStub(end, ANSWER)
+    server = FakeServer(end, ANSWER)
     with pytest.raises(kind):
-        ask(stub)
-    assert len(stub.calls) == 1
+        ask(server)
+    assert len(server.calls) == 1
 
 
 def test_leaving_the_loop_cancels_the_call() -> None:
-    stub = FakeStub(ANSWER)
+    server = FakeServer(ANSWER)
     with Client("nowhere:1") as client:
-        client._stub = stub
+        client._ask = server
         for _ in client.stream("x"):
-            assert not stub.calls[0].cancelled
+            assert not server.calls[0].cancelled
             break
-    assert stub.calls[0].cancelled
+    assert server.calls[0].cancelled
 
 
 def test_a_time_out_bounds_all_attempts_together() -> None:
@@ -234,6 +234,7 @@ def test_log_probabilities_are_read_token_by_token() -> None:
         made.infer_response.raw_output_contents.append(data)
     piece = Piece(
         "ab",
+        num_output_tokens=2,
         output_ids=(7, 8),
         output_log_probs=(-0.5, -1.0),
         cum_log_probs=-1.5,
@@ -256,7 +257,7 @@ def counts(count: int) -> list[tuple[str, str, list[int], bytes]]:
 
 
 @pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
-def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
+def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeServer], list[Piece]]) -> None:
     """Half a character and the beginning of a stop word have tokens
     and log-probabilities, but no text yet.
     """
@@ -265,7 +266,7 @@ def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStu
         for name, dtype, shape, data in [*(scores(*ids) if ids else []), *counts(len(ids))]:
             made.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
             made.infer_response.raw_output_contents.append(data)
-    pieces = pieces_of(FakeStub(script))
+    pieces = pieces_of(FakeServer(script))
     assert [token for piece in pieces for token in piece.output_ids] == [1, 2, 3, 4, 5]
     assert [score for piece in pieces for score in piece.output_log_probs] == [-1.0, -2.0, -3.0, -4.0, -5.0]
     assert sum(piece.num_output_tokens or 0 for piece in pieces) == 5
@@ -273,13 +274,13 @@ def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStu
 
 
 @pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
-def test_nothing_is_tried_again_once_tokens_have_come(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
+def test_nothing_is_tried_again_once_tokens_have_come(pieces_of: Callable[[FakeServer], list[Piece]]) -> None:
     begun = response()
     for name, dtype, shape, data in scores(1):
         begun.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
         begun.infer_response.raw_output_contents.append(data)
     with pytest.raises(UnavailableError):
-        pieces_of(FakeStub([begun, GONE], ANSWER))
+        pieces_of(FakeServer([begun, GONE], ANSWER))
 
 
 def test_pauses_are_drawn_from_their_upper_half() -> None:
