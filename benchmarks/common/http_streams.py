@@ -33,8 +33,10 @@ class HttpStreams:
         num_connections: int,
         num_tokens: Callable[[Event], int],
         is_last: Callable[[Event], bool],
+        key: str = "",
     ) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self._head += f"Authorization: Bearer {key}\r\n" * bool(key)
         self._num_tokens, self._is_last = num_tokens, is_last
         self._ready, self._port = selectors.DefaultSelector(), port
         self._free = [self._connected() for _ in range(num_connections)]

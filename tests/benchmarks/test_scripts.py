@@ -34,6 +34,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "agreement": (),
     "batches": (),
     "front_cost": ("--part", "toy"),
+    "front_times": (),
     "guided_cost": (),
     "finetuning_memory": (),
     "finetuning_speed": (),

@@ -6,27 +6,22 @@ share the port.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from front.__main__ import BEAT_EVERY_S
+from tests.support.server.hostile_bodies import ATTACKS, CHAT, MIB, Attack, post
 from tests.support.server.serving import Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
 
-CHAT = "/v1/chat/completions"
-MIB = 1 << 20
-LARGE = 64 * MIB + 1
-NUM_CHUNKS = 1_000_000
 NUM_SLOW = 100
 GROWTH_BYTES = 40 * MIB  # of both processes: buffers of sockets, of Python's allocator
 
@@ -47,75 +42,18 @@ def memory(served: Gapless) -> int:
     return sum(each.memory_info().rss for each in fronts(served))
 
 
-def post(
-    served: Gapless, body: Any, headers: dict[str, str] | None = None, is_chunked: bool = False
-) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=120)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read what it refuses
-        connection.request("POST", CHAT, body, headers or {}, encode_chunked=is_chunked)
-    try:
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    except ConnectionResetError:
-        return 413, {"error": {"code": "body_too_large"}}  # closed before all was sent
-    finally:
-        connection.close()
-
-
-def said_too_large(served: Gapless) -> tuple[int, Any]:
-    """The head alone is enough for a refusal."""
-    with socket.create_connection(("127.0.0.1", served.front_port), 60) as connection:
-        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {LARGE}\r\n\r\n".encode())
-        answer = http.client.HTTPResponse(connection)
-        answer.begin()
-        return answer.status, json.loads(answer.read())
-
-
-def large_without_length(served: Gapless) -> tuple[int, Any]:
-    blocks = (b" " * MIB for _ in range(LARGE // MIB + 1))
-    return post(served, blocks, {"transfer-encoding": "chunked"}, is_chunked=True)
-
-
-def gzip_bomb(served: Gapless) -> tuple[int, Any]:
-    return post(served, gzip.compress(b" " * LARGE), {"content-encoding": "gzip"})
-
-
-def deep_json(served: Gapless) -> tuple[int, Any]:
-    return post(served, b"[" * 100_000 + b"]" * 100_000)
-
-
-def a_million_chunks(served: Gapless) -> tuple[int, Any]:
-    with socket.create_connection(("127.0.0.1", served.front_port), 120) as connection:
-        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        for _ in range(NUM_CHUNKS // 10_000):
-            connection.sendall(b"1\r\nx\r\n" * 10_000)
-        connection.sendall(b"0\r\n\r\n")
-        answer = http.client.HTTPResponse(connection)
-        answer.begin()
-        return answer.status, json.loads(answer.read())
-
-
-TABLE: list[tuple[Callable[[Gapless], tuple[int, Any]], int, str]] = [
-    (said_too_large, 413, "body_too_large"),
-    (large_without_length, 413, "body_too_large"),
-    (gzip_bomb, 400, "unsupported_encoding"),
-    (deep_json, 400, "invalid_json"),
-    (a_million_chunks, 400, "invalid_json"),
-]
-
-
 class Control:
     """A stream that is open meanwhile."""
 
     def __init__(self, served: Gapless) -> None:
-        self._served = served
+        self._port = served.front_port
         self.text = ""
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
         body = {"messages": [{"role": "user", "content": "go on"}], "temperature": 0}
-        status, said = post(self._served, json.dumps({**body, "max_tokens": 1500, "min_tokens": 1500}))
+        status, said = post(self._port, {}, json.dumps({**body, "max_tokens": 1500, "min_tokens": 1500}))
         assert status == 200
         self.text = said["choices"][0]["message"]["content"]
 
@@ -131,19 +69,19 @@ def undisturbed(served: Gapless) -> str:
 
 
 @pytest.mark.parametrize(
-    ("attack", "status", "code"), TABLE, ids=lambda value: getattr(value, "__name__", "")
+    ("attack", "status", "code"), ATTACKS, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_a_hostile_body_gets_its_error_and_no_memory(
     served: Gapless,
     undisturbed: str,
-    attack: Callable[[Gapless], tuple[int, Any]],
+    attack: Attack,
     status: int,
     code: str,
 ) -> None:
-    attack(served)  # what is kept for the first one is kept once
+    attack(served.front_port, {})  # what is kept for the first one is kept once
     before, control = memory(served), Control(served)
     for _ in range(3):
-        got, said = attack(served)
+        got, said = attack(served.front_port, {})
         assert (got, said["error"]["code"]) == (status, code)
     assert memory(served) - before < GROWTH_BYTES
     assert control.whole() == undisturbed != ""
@@ -199,11 +137,11 @@ def test_both_processes_serve_and_show_one_page_of_metrics(served: Gapless, undi
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     before = settled()
     for _ in range(20):
-        assert post(served, body)[0] == 200
+        assert post(served.front_port, {}, body)[0] == 200
     wait_for(lambda: count() == before + 20, 10)
     taken = [each.cpu_times().user for each in fronts(served)]
     assert len(taken) == 2
     fronts(served)[0].kill()
     wait_for(lambda: len(fronts(served)) == 2, 30)
     for _ in range(5):
-        assert wait_for(lambda: post(served, body)[0] == 200, 30)
+        assert wait_for(lambda: post(served.front_port, {}, body)[0] == 200, 30)
