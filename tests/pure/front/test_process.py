@@ -10,6 +10,7 @@ from pathlib import Path
 
 from front.health import is_healthy
 from front.model import Model
+from python_backends.launcher.companion import ENVIRONMENT
 from python_backends.launcher.readiness import Readiness
 from python_backends.settings import ROOT, ModelSettings, Settings
 from python_backends.watching.board import Board
@@ -37,3 +38,15 @@ def test_health_needs_the_launchers_word_a_ready_instance_and_no_drain(model: Pa
 def test_it_brings_no_torch_along() -> None:
     code = "import sys, front.__main__; assert not {'torch', 'transformers'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_grpc_knows_the_experiment_that_the_front_does_without() -> None:
+    code = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+
+    def said(experiments: str) -> str:
+        environment = {**os.environ, "GRPC_EXPERIMENTS": experiments}
+        found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        return found.stderr.decode()
+
+    assert "Unknown experiment" in said("-no_such"), "it says so"
+    assert "Unknown experiment" not in said(ENVIRONMENT["GRPC_EXPERIMENTS"])
