@@ -71,8 +71,9 @@ class Caller:
 
 def row_of(part: str, what: str, times_ms: Sequence[float]) -> Row:
     p50, p99 = np.percentile(times_ms, (50, 99))
-    found = {"count": len(times_ms), "p50_ms": p50, "p99_ms": p99, "longest_ms": max(times_ms)}
-    return {"part": part, "what": what, **{name: round(float(value), 1) for name, value in found.items()}}
+    found = {"p50_ms": p50, "p99_ms": p99, "longest_ms": max(times_ms)}
+    rounded = {name: round(float(value), 1) for name, value in found.items()}
+    return {"part": part, "what": what, "count": len(times_ms), **rounded}
 
 
 # --- errors
