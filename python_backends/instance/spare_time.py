@@ -31,7 +31,8 @@ class SpareWork:
     Its limits: it is called by the loop's thread alone, between two steps, and nothing interrupts it. So
     `work` does no more than it can foresee to take `slack_s`: with a step, GOAL of the time per output token
     at most, less the step; without one, about IDLE_S, for which a new request may wait. There is none before
-    a step with prompts. What takes longer makes tokens late.
+    a step with prompts. What takes longer makes tokens late. KV blocks have one borrower
+    (`BlockPool.borrow`): training.
     """
 
     @property

@@ -13,7 +13,7 @@ class TrainingLoad(Noun, frozen=True):
     """What an instance has trained since its last heartbeat."""
 
     tokens: int = 0  # of whole optimiser steps
-    wasted_tokens: int = 0  # that an instance trained before it died, after its last checkpoint
+    wasted_tokens: int = 0  # that an instance trained before it died, after its last saved state
     steps: int = 0
     loss: float = 0.0  # of the latest step, in nats a token; 0 before the first
     jobs: tuple[int, ...] = ()  # of the job directory, by JOB_STATUSES

@@ -38,7 +38,7 @@ NUMBERS = {
     "num_used_blocks": Shown(("gapless_kv_blocks_used",), "gapless_instance_kv_blocks_used", "blocks_used"),
     "num_blocks": Shown(("gapless_kv_blocks_total",), in_status="blocks"),
     "num_retained_blocks": Shown(("gapless_kv_blocks_retained",)),
-    "num_borrowed_blocks": Shown(("gapless_finetuning_lent_blocks",)),
+    "num_borrowed_blocks": Shown(("gapless_finetuning_borrowed_blocks",)),
     "peak_blocks": Shown(("gapless_admission_peak_blocks",), in_status="peak_blocks"),
     "num_evictions": Shown(("gapless_evictions",), in_status="evictions"),
     "num_adapters": Shown(("gapless_adapters_loaded",)),

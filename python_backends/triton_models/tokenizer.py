@@ -69,16 +69,16 @@ class TritonPythonModel:
     def _response(self, request: Any) -> Any:
         """An error in one request is its answer: an exception would fail all requests of the batch."""
         try:
-            admitted = self._door.answer(_fields(request))
+            accepted = self._door.answer(_fields(request))
         except RefusedError as refused:
-            admitted = refused
-        if isinstance(admitted, RefusedError):
+            accepted = refused
+        if isinstance(accepted, RefusedError):
             self._metrics.refused(INVALID)
-            return failure(str(admitted), admitted.code)
+            return failure(str(accepted), accepted.code)
         client_id = request.request_id()[:MOST_ID_CHARS]
         if client_id:
-            admitted = admitted.changed(client_id=NOT_SHOWN.sub("?", client_id))
-        return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
+            accepted = accepted.changed(client_id=NOT_SHOWN.sub("?", client_id))
+        return pb_utils.InferenceResponse([self._blobs.tensor("request", accepted)])
 
 
 def _fields(request: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ GAUGES = {
     "gapless_instance_waiting": "Requests that wait for a slot, by instance",
     "gapless_instance_freeness_tokens": "KV tokens that each request may still grow by, by instance",
     "gapless_instance_step_seconds": "Time of a step at present, by instance",
-    "gapless_finetuning_lent_blocks": "KV blocks that training uses at present; they count as free",
+    "gapless_finetuning_borrowed_blocks": "KV blocks that training borrows at present; they count as free",
     "gapless_finetuning_loss": "Loss of the latest optimiser step of a job, in nats a token",
     "gapless_finetuning_jobs": "Jobs of the job directory by status (docs/finetuning.md)",
     "gapless_predictor_version": "Version of what predicted last from a text; 0: nothing has",

@@ -129,8 +129,8 @@ class BlockPool:
 
     def borrow(self, count: int, on_revoke: Callable[[], None]) -> Ids:
         """`count` blocks, first free ones, then the oldest retained ones, until `return_borrowed`; nothing is
-        borrowed yet. All are taken back at once when a sequence needs one, after `on_revoke`, which must see
-        to it that they are not touched any more.
+        borrowed yet: there is one borrower. All are taken back at once when a sequence needs one, after
+        `on_revoke`, which must see to it that they are not touched any more.
         """
         assert not self._borrowed, "blocks are borrowed twice"
         assert count <= self.num_borrowable, "blocks are borrowed that sequences hold"

@@ -1,5 +1,5 @@
 """Turns the raw values of one request into an immutable `Request` or a `RefusedError`. Later stages check
-nothing again.
+nothing again, but that ids are in the engine's own vocabulary.
 
 Built once by the tokenizer model from checkpoint and settings. `fields` checks the values on their own; this
 module checks what needs the model (tokens, context, vocabulary). Limits of bytes are checked first, then
