@@ -245,20 +245,19 @@ def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:
     assert times.expected_s(_plan(200)) == pytest.approx(0.050)
 
 
-@pytest.mark.parametrize("num_before", [0, 10])
-def test_a_step_that_took_far_too_long_is_soon_forgotten(num_before: int) -> None:
+def test_a_step_that_took_far_too_long_is_soon_forgotten() -> None:
     times, decode, prefill = StepTime(), _plan(0), _plan(100)
-    for _ in range(num_before):
-        times.observe(decode, 0.010)
-        times.observe(prefill, 0.030)
-    for _ in range(20):
-        times.observe(decode, 5.0)
-    assert times.expected_s(decode) > 0.1
+    times.observe(prefill, 6.0)
+    times.observe(decode, 5.0)
+    assert times.expected_s(decode) > 1
     for _ in range(4):
         times.observe(decode, 0.010)
     assert times.expected_s(decode) == pytest.approx(0.010, rel=0.01)
-    if num_before:  # what a prompt adds is still known
-        assert times.expected_s(prefill) - times.expected_s(decode) == pytest.approx(0.020, rel=0.2)
+    assert times.expected_s(prefill) > 0.5, "nothing was seen that says otherwise"
+    for _ in range(4):
+        times.observe(prefill, 0.030)
+    assert times.expected_s(prefill) == pytest.approx(0.030, rel=0.01)
+    assert times.expected_s(decode) == pytest.approx(0.010, rel=0.01)
 
 
 def test_what_nearly_every_step_takes_at_least_is_what_the_quick_ones_took() -> None:
