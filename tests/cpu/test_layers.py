@@ -73,6 +73,13 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
+def rounded_groups(x: Tensor) -> Tensor:
+    """To int8, with a scale for 32 neighbours."""
+    groups = x.unflatten(-1, (-1, 32))
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((groups / scale).round() * scale).flatten(-2)
+
+
 def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
     """Numbers that bfloat16 has; `of_type` gives them a type."""
     weight = torch.randn(outputs, inputs) / inputs**0.5
@@ -262,7 +269,8 @@ class Random:
 
     def _linear(self, x: Tensor, by: Linear, span: int, index: int, name: str) -> Tensor:
         """With what the span's adapter adds."""
-        y = linear(x, by)
+        is_rounded = by.minimum is not None and self.dtype == torch.bfloat16
+        y = linear(rounded_groups(x) if is_rounded else x, by)
         if span not in self.adapter_of or name not in self.adapters[self.adapter_of[span]][index]:
             return y
         a, b = self.adapters[self.adapter_of[span]][index][name]

@@ -2,8 +2,8 @@
 //
 //     Σ x·w = s·Σ x·q + m·Σ x
 //
-// The q are exact in bfloat16 and float32, and become such in registers; Σ x of each group is computed once a product. Where no
-// instruction multiplies bfloat16, x becomes float32.
+// In a model of float32 the q become float32 in registers. In one of bfloat16 the x are rounded to t·p for the 32 inputs of a group, p from
+// −127 to 127, and integers are multiplied: their sums are exact. Σ x of each group is computed once a product, as are t and p.
 
 #pragma once
 
@@ -17,40 +17,46 @@
 
 namespace gapless {
 
-constexpr int GROUP = 32;  // inputs
+constexpr int GROUP = 32;        // inputs
+constexpr int WORD = 8;          // inputs of one output that lie together
+constexpr float LEAST = 1e-30f;  // a group of x without a greater number is taken as 0
 
 // Of a panel: input 8·w + 2·i + o of the group lies in word w, from bit 4·i + 16·o on.
 struct Group {
-    uint32_t codes[GROUP / 8][2][TILE];
+    uint32_t codes[GROUP / WORD][2][TILE];
     uint16_t scales[2][TILE], minima[2][TILE];  // float16
 };
 static_assert(sizeof(Group) == 640);
 
-#ifdef __AVX512BF16__
 template <typename Value>
-using Multiplied = Value;
-#else
-template <typename Value>
-using Multiplied = float;
-#endif
+using Multiplied = std::conditional_t<std::is_same_v<Value, float>, float, int8_t>;
 
-// Rows x as they are multiplied with such weights.
+// Rows as they are multiplied with such weights.
 template <typename Value>
 struct GroupedRows {
     const Multiplied<Value>* x;  // [rows, depth]
-    const float* totals;         // [rows, depth / 32]
+    const float* scales;         // t [rows, depth / 32], of bfloat16
+    const float* totals;         // Σ x [rows, depth / 32]
 };
 
-// A row [depth] of those. `wide` may be x.
-template <typename Value>
-void put_grouped(const Value* x, int depth, Multiplied<Value>* wide, float* totals) {
+// A row [depth] of those.
+inline void put_grouped(const float* x, int depth, int8_t*, float*, float* totals) {
+    for (int i = 0; i < depth; i += GROUP) {
+        totals[i / GROUP] = total(load(x + i) + load(x + i + TILE));
+    }
+}
+
+// Where a group has what is no number, t is none.
+inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* scales, float* totals) {
     for (int i = 0; i < depth; i += GROUP) {
         const auto low = load(x + i, TILE), high = load(x + i + TILE, TILE);
-        totals[i / GROUP] = total(low + high);
-        if constexpr (!std::is_same_v<Value, Multiplied<Value>>) {
-            store(wide + i, low);
-            store(wide + i + TILE, high);
-        }
+        const float all = total(low + high), most = greatest(greater(absolute(low), absolute(high)));
+        const auto inverse = spread(most > LEAST ? 127 / most : 0);
+        const auto low_whole = whole(low * inverse), high_whole = whole(high * inverse);
+        store_bytes(rounded + i, low_whole);
+        store_bytes(rounded + i + TILE, high_whole);
+        scales[i / GROUP] = most / 127 + (all - all);
+        totals[i / GROUP] = scales[i / GROUP] * total(low_whole + high_whole);
     }
 }
 
@@ -60,8 +66,9 @@ public:
     template <typename Value>
     static void multiply(GroupedRows<Value> rows, int count, int depth, const Group* panel, float* sums) {
         for (int row = 0; row < count; row += TOGETHER) {
-            add<TOGETHER, Value>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(Group) / 64 : 0);
+            add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(Group) / 64 : 0);
             rows.x += size_t(TOGETHER) * depth;
+            rows.scales += TOGETHER * (depth / GROUP);
             rows.totals += TOGETHER * (depth / GROUP);
             sums += TOGETHER * PANEL;
         }
@@ -98,16 +105,16 @@ private:
         for (int index = 0; index < groups; ++index, rows.x += GROUP) {
             const auto& group = panel[index];
             fetch(&group + AHEAD, lines);
-            Vector of[TILES][ROWS];
+            decltype(no_sum(rows.x)) of[TILES][ROWS];
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 2
                 for (int tile = 0; tile < TILES; ++tile) {
-                    of[tile][row] = spread(0.f);
+                    of[tile][row] = no_sum(rows.x);
                 }
             }
-            for (int word = 0; word < GROUP / 8; ++word) {
-                add_words<ROWS, TILES>(rows.x + word * 8, depth, group.codes[word], begin, of);
+            for (int word = 0; word < GROUP / WORD; ++word) {
+                add_words<ROWS, TILES>(rows.x + word * WORD, depth, group.codes[word], begin, of);
             }
 #pragma GCC unroll 2
             for (int tile = 0; tile < TILES; ++tile) {
@@ -116,10 +123,27 @@ private:
                 for (int row = 0; row < ROWS; ++row) {
                     float* to = sums + row * PANEL + (begin + tile) * TILE;
                     const auto before = index ? load(to) : spread(0.f);
-                    store(to, fused(of[tile][row], scale, fused(minimum, spread(rows.totals[row * groups + index]), before)));
+                    const auto sum = scaled_sum(of[tile][row], rows.scales + row * groups + index);
+                    store(to, fused(sum, scale, fused(minimum, spread(rows.totals[row * groups + index]), before)));
                 }
             }
         }
+    }
+
+    static Vector no_sum(const float*) {
+        return spread(0.f);
+    }
+
+    static Line no_sum(const int8_t*) {
+        return no_bytes();
+    }
+
+    static Vector scaled_sum(Vector sum, const float*) {
+        return sum;
+    }
+
+    static Vector scaled_sum(Line sum, const float* scale) {
+        return byte_sums(sum) * spread(*scale);
     }
 
     template <int ROWS, int TILES>
@@ -131,7 +155,7 @@ private:
             words[tile] = load_line(reinterpret_cast<const char*>(codes[begin + tile]));
         }
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < WORD; ++i) {
 #pragma GCC unroll 2
             for (int tile = 0; tile < TILES; ++tile) {
                 const auto weights = fours(words[tile], i / 2 + i % 2 * 4);
@@ -143,30 +167,22 @@ private:
         }
     }
 
-#ifdef __AVX512BF16__
     template <int ROWS, int TILES>
-    [[gnu::always_inline]] static void add_words(const Bfloat16* x, int stride, const uint32_t (&codes)[2][TILE], int begin,
-                                                 Vector (&of)[TILES][ROWS]) {
-        Line words[TILES];
+    [[gnu::always_inline]] static void add_words(const int8_t* x, int stride, const uint32_t (&codes)[2][TILE], int begin,
+                                                 Line (&of)[TILES][ROWS]) {
 #pragma GCC unroll 2
         for (int tile = 0; tile < TILES; ++tile) {
-            words[tile] = load_line(reinterpret_cast<const char*>(codes[begin + tile]));
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
+            const auto words = load_line(reinterpret_cast<const char*>(codes[begin + tile]));
 #pragma GCC unroll 2
-            for (int tile = 0; tile < TILES; ++tile) {
-                const auto weights = four_pairs(words[tile], i);
+            for (int half = 0; half < 2; ++half) {
+                const auto weights = four_bytes(words, half);
 #pragma GCC unroll 16
                 for (int row = 0; row < ROWS; ++row) {
-                    const auto pairs = spread_pair(x + size_t(row) * stride + 2 * i);
-                    of[tile][row] =
-                        _mm512_dpbf16_ps(of[tile][row], reinterpret_cast<__m512bh>(pairs), reinterpret_cast<__m512bh>(weights));
+                    of[tile][row] = add_bytes(of[tile][row], weights, spread_word(x + size_t(row) * stride + half * WORD / 2));
                 }
             }
         }
     }
-#endif
 };
 
 }  // namespace gapless

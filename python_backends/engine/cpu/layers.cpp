@@ -51,8 +51,8 @@ template <typename Value>
 struct Memory {
     Kept<float> x, before_norm;
     Kept<Value> normed, qkv, queries, attended, sampled, activated, low;
-    Kept<Multiplied<Value>> wide;
-    Kept<float> totals;
+    Kept<int8_t> rounded;
+    Kept<float> scales, totals;
 };
 
 inline int most_grouped(const std::vector<GaplessLayer>& layers) {
@@ -86,7 +86,7 @@ public:
         m_most_ranks = most_ranks(m_runs, m_model.num_layers);
         m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
         const size_t grouped = size_t(rows) * m_most_grouped;
-        m_grouped = {m_memory.wide.of(std::is_same_v<Value, Multiplied<Value>> ? 0 : grouped), m_memory.totals.of(grouped / GROUP)};
+        m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(grouped / GROUP), m_memory.totals.of(grouped / GROUP)};
         Phases phases;
         add_embedding(phases, step.tokens, rows, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
@@ -275,7 +275,7 @@ private:
     std::vector<Run> m_runs;
     Value* m_low = nullptr;
     int m_most_ranks = 0;
-    GroupedMemory<Value> m_grouped;
+    GroupedMemory m_grouped;
 };
 
 }  // namespace gapless

@@ -18,25 +18,24 @@ namespace gapless {
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
 // Memory for the rows of one product with weights of 4 bits.
-template <typename Value>
 struct GroupedMemory {
-    Multiplied<Value>* wide = nullptr;  // [rows, depth]; not used where x need not become wider
-    float* totals = nullptr;            // [rows, depth / 32]
+    int8_t* rounded = nullptr;                   // [rows, depth], of bfloat16
+    float *scales = nullptr, *totals = nullptr;  // [rows, depth / 32]
 };
 
 // x [rows, depth] as such weights take it.
 template <typename Value>
-GroupedRows<Value> add_grouping(Phases& phases, const Value* x, int rows, int depth, const GroupedMemory<Value>& memory) {
+GroupedRows<Value> add_grouping(Phases& phases, const Value* x, int rows, int depth, const GroupedMemory& memory) {
     phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
         for (int row = first; row < last; ++row) {
             const size_t at = size_t(row) * depth;
-            put_grouped(x + at, depth, memory.wide + at, memory.totals + at / GROUP);
+            put_grouped(x + at, depth, memory.rounded + at, memory.scales + at / GROUP, memory.totals + at / GROUP);
         }
     });
-    if constexpr (std::is_same_v<Value, Multiplied<Value>>) {
-        return {x, memory.totals};
+    if constexpr (std::is_same_v<Value, float>) {
+        return {x, memory.scales, memory.totals};
     } else {
-        return {memory.wide, memory.totals};
+        return {memory.rounded, memory.scales, memory.totals};
     }
 }
 
@@ -54,7 +53,7 @@ inline size_t panel_bytes(const GaplessWeight& weight, size_t value_bytes) {
 
 // y = s·(x·Wᵀ) + b + what adapters change; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
 template <typename Value, typename Finish>
-void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const GroupedMemory<Value>& memory,
+void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const GroupedMemory& memory,
                  const Changes<Value>& changes, const Finish& finish) {
     const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth, format = weight.format;
     const size_t size = panel_bytes(weight, sizeof(Value));

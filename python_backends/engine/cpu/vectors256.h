@@ -142,6 +142,22 @@ void store(Value* to, Vector values, int count) {
     std::memcpy(to, all, std::max(count, 0) * sizeof(Value));
 }
 
+// Whole numbers as bytes, of 8 numbers 0, 4, 1, 5, 2, 6, 3, 7: in the order of `four_bytes`.
+inline void store_bytes(int8_t* to, Vector values) {
+    const auto order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const auto words = [](__m256 some) {
+        const auto wide = _mm256_cvtps_epi32(some);
+        return _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    };
+    const auto bytes = _mm_packs_epi16(words(values.low), words(values.high));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, order));
+}
+
+inline Vector absolute(Vector x) {
+    const auto sign = _mm256_set1_ps(-0.f);
+    return {_mm256_andnot_ps(sign, x.low), _mm256_andnot_ps(sign, x.high)};
+}
+
 // a · b + c
 inline Vector fused(Vector a, Vector b, Vector c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
@@ -264,6 +280,36 @@ inline Vector fours(Line words, int place) {
     const auto bits = _mm256_set1_epi32(15);
     const auto of = [=](__m256i some) { return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(some, 4 * place), bits)); };
     return {of(words.low), of(words.high)};
+}
+
+// Of each word's numbers of 4 bits as bytes those at even places, or at odd ones.
+inline Line four_bytes(Line words, int odd) {
+    const auto of = [odd](__m256i some) {
+        return _mm256_and_si256(odd ? _mm256_srli_epi32(some, 4) : some, _mm256_set1_epi8(15));
+    };
+    return {of(words.low), of(words.high)};
+}
+
+// 4 bytes, 16 times.
+inline Line spread_word(const int8_t* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof(word));
+    return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
+}
+
+inline Line no_bytes() {
+    return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+
+// `sum` and the products of bytes, where `codes` are from 0 to 15; `byte_sums` has the sums of 4 neighbouring bytes, of up to 32 numbers.
+inline Line add_bytes(Line sum, Line codes, Line bytes) {
+    return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(codes.low, bytes.low)),
+            _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(codes.high, bytes.high))};
+}
+
+inline Vector byte_sums(Line sum) {
+    const auto of = [](__m256i some) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(some, _mm256_set1_epi16(1))); };
+    return {of(sum.low), of(sum.high)};
 }
 
 }  // namespace gapless

@@ -96,6 +96,17 @@ inline void store(Bfloat16* to, Vector values, int count) {
     _mm256_mask_storeu_epi16(to, mask(count), rounded(values));
 }
 
+// Whole numbers as bytes, of 8 numbers 0, 4, 1, 5, 2, 6, 3, 7: in the order of `four_bytes`.
+inline void store_bytes(int8_t* to, Vector values) {
+    const auto order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const auto bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(values));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, order));
+}
+
+inline Vector absolute(Vector x) {
+    return _mm512_abs_ps(x);
+}
+
 // a · b + c
 inline Vector fused(Vector a, Vector b, Vector c) {
     return _mm512_fmadd_ps(a, b, c);
@@ -214,13 +225,37 @@ inline Vector fours(Line words, int place) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * place), table);  // which looks at 4 bits only
 }
 
-// Of 16 words pairs of numbers in bfloat16: those at `place`, from 0 to 3, and 4 places later.
-inline Line four_pairs(Line words, int place) {
-    alignas(64) static constexpr uint16_t TABLE[32] = {
-        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-    };  // twice, as five bits are looked at
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * place), _mm512_load_si512(TABLE));
+// Of each word's numbers of 4 bits as bytes those at even places, or at odd ones.
+inline Line four_bytes(Line words, int odd) {
+    return _mm512_and_si512(odd ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+}
+
+// 4 bytes, 16 times.
+inline Line spread_word(const int8_t* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof(word));
+    return _mm512_set1_epi32(word);
+}
+
+inline Line no_bytes() {
+    return _mm512_setzero_si512();
+}
+
+// `sum` and the products of bytes, where `codes` are from 0 to 15; `byte_sums` has the sums of 4 neighbouring bytes, of up to 32 numbers.
+inline Line add_bytes(Line sum, Line codes, Line bytes) {
+#ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(sum, codes, bytes);
+#else
+    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(codes, bytes));
+#endif
+}
+
+inline Vector byte_sums(Line sum) {
+#ifdef __AVX512VNNI__
+    return _mm512_cvtepi32_ps(sum);
+#else
+    return _mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)));
+#endif
 }
 
 }  // namespace gapless
