@@ -1,9 +1,10 @@
-"""Compiles grammars, and keeps the latest of them.
+"""Compiles grammars, and keeps the latest of them; prepares the matchers of answers that go on.
 
 The door compiles to check, an instance to follow. Threads with a large stack compile: llguidance calls
 itself once for each grammar within another one, and a chain of a thousand is no error. Everything is bounded:
 the size of a guide, what compiling and one mask may cost, how long the caller waits, how many compiled
-grammars are kept. A thread that compiles for longer goes on, and the other one compiles what comes.
+grammars and prepared matchers are kept. A thread that compiles for longer goes on, and the other one compiles
+what comes.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from python_backends.guides.errors import GuideError
 from python_backends.guides.matcher import Matcher
+from python_backends.guides.prepared import Followed, PreparedMatchers, begun
 from python_backends.guides.vocabulary import Vocabulary
 
 # read when the first error comes: with it, each of a thousand grammars within another adds one to a message;
@@ -57,6 +60,7 @@ class Guides:
         self._vocabulary = vocabulary
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[str, Compiled] = OrderedDict()  # the longest unused first
+        self._prepared = PreparedMatchers()
         self._lock, self._tokens_lock = threading.Lock(), threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -70,27 +74,47 @@ class Guides:
                 done: Future[Compiled] = Future()
                 done.set_result(self._kept[grammar])
                 return done
-            if self._threads is None:
-                self._threads = _with_large_stacks()
-            return self._threads.submit(partial(self._compile, grammar))
+            return self._pool().submit(partial(self._compile, grammar))
 
     def check(self, grammar: str) -> None:
         """Raises GuideError if no answer can follow `grammar`, or following it would cost too much."""
         self._known_tokens()
         self._compiled(grammar, COMPILE_S)
 
-    def matcher(self, grammar: str, tokens: Sequence[int], stop_ids: Sequence[int]) -> Matcher:
-        """For an answer that has begun with `tokens`. Raises GuideError."""
-        matcher = Matcher(self._compiled(grammar, ADMIT_S).deep_copy(), stop_ids)
-        if not matcher.take(tokens):
-            raise GuideError("the tokens that were delivered before do not follow the guide")
-        return matcher
+    def prepare(self, followed: Followed) -> Future[None]:
+        """Has done what takes long of `matcher`. The result is GuideError if that raises it."""
+        with self._lock:
+            return self._pool().submit(partial(self._prepare, followed))
+
+    def is_prepared(self, followed: Followed) -> bool:
+        """Whether `matcher` has little to do for it."""
+        if followed.tokens:
+            return followed in self._prepared
+        with self._lock:
+            return followed.grammar in self._kept
+
+    def matcher(self, followed: Followed) -> Matcher:
+        """For an answer that goes on from there. Raises GuideError."""
+        prepared = self._prepared.take(followed)
+        return prepared or begun(self._compiled(followed.grammar, ADMIT_S), followed)
+
+    def _prepare(self, followed: Followed) -> None:
+        with self._lock:
+            compiled = self._kept.get(followed.grammar)
+        compiled = compiled or self._compile(followed.grammar)
+        if followed.tokens:  # else what was compiled is copied when it is wanted
+            self._prepared.add(followed, begun(compiled, followed))
 
     def _compiled(self, grammar: str, patience_s: float) -> Compiled:
         try:
             return self.begin(grammar).result(patience_s)
         except TimeoutError:
             raise GuideError(f"could not be compiled within {patience_s:g} s") from None
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = _with_large_stacks()
+        return self._threads
 
     def _known_tokens(self) -> LLTokenizer:
         with self._tokens_lock:
@@ -101,15 +125,29 @@ class Guides:
     def _compile(self, grammar: str) -> Compiled:
         _refuse_large_multiples(grammar)
         matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # often the most expensive one
-        if matcher.is_error():
-            raise GuideError(_plain(matcher.get_error()))
+        _look(matcher)
+        _look(_with_one_token(matcher))  # many guides that can't be followed show that only there
         with self._lock:
             self._kept[grammar] = matcher
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return matcher
+
+
+def _look(matcher: LLMatcher) -> None:
+    """Raises GuideError if it can't say what comes next."""
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GuideError(_plain(matcher.get_error()))
+
+
+def _with_one_token(matcher: LLMatcher) -> LLMatcher:
+    """A copy that has taken the first token that may come."""
+    copied = matcher.deep_copy()
+    words = np.frombuffer(copied.compute_bitmask(), np.uint8)
+    copied.consume_token(int(np.flatnonzero(np.unpackbits(words, bitorder="little"))[0]))
+    return copied
 
 
 def _with_large_stacks() -> ThreadPoolExecutor:

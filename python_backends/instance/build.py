@@ -24,7 +24,7 @@ from python_backends.guides.vocabulary import Vocabulary
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
-from python_backends.instance.guided_submits import GuidedSubmits
+from python_backends.instance.guided_requests import GuidedRequests
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.instance.training import Training
@@ -157,13 +157,13 @@ def start_adapters(
 
 def start_guides(
     settings: Settings, scheduler: SlotScheduler, engine: Engine, wake: Callable[[], None]
-) -> GuidedSubmits:
-    """What has guides compiled, if the engine follows any. `wake`: what wakes the loop."""
+) -> GuidedRequests:
+    """What has guides prepared, if the engine follows any. `wake`: what wakes the loop."""
     if not isinstance(engine, FollowsGuides):
-        return GuidedSubmits()
+        return GuidedRequests()
     guides = Guides(partial(_vocabulary, settings.model_directory, scheduler.limits.vocab_size))
     engine.follow(guides)
-    return GuidedSubmits(guides, wake)
+    return GuidedRequests(guides, wake)
 
 
 def _vocabulary(directory: Path, num_rows: int) -> Vocabulary:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from python_backends.engine.protocol import Engine
 from python_backends.instance.adapters import InstanceAdapters
-from python_backends.instance.guided_submits import GuidedSubmits
+from python_backends.instance.guided_requests import GuidedRequests
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.late_tokens import LateTokens
 from python_backends.instance.lead import Lead
@@ -46,7 +46,7 @@ class Parts:
 
     moves: Moves | None = None  # None: no request moves from here to another instance, or from there
     adapters: InstanceAdapters | None = None  # None: there are none, or the engine keeps them by itself
-    guided: GuidedSubmits = field(default_factory=GuidedSubmits)
+    guided: GuidedRequests = field(default_factory=GuidedRequests)
     spare_time: SpareTime = field(default_factory=SpareTime)
 
 
@@ -74,6 +74,7 @@ class Instance:
         parts = parts or Parts()
         self._moves, self._adapters, self._spare_time = parts.moves, parts.adapters, parts.spare_time
         self._guided = parts.guided
+        scheduler.guides.wait_for(self._guided.is_ready)
         self._step_time = scheduler.outlook.step_time
         # at first, of a row that decodes, as the warm-up measured it
         self._heartbeat = Heartbeat(beat, self._step_time.seconds(1, 0))
@@ -181,7 +182,7 @@ class Instance:
             if not wait_s or self._has_adapter_news or not (news or self._has_move_news):
                 break
             self._num_empty_turns = 0
-        self._submit_compiled()
+        self._publish(self._guided.step(self.scheduler))
         if self._adapters is not None:
             self._publish(self._adapters.step())
 
@@ -210,20 +211,18 @@ class Instance:
     @property
     def _only_waits(self) -> bool:
         """Whether there is nothing to compute for the requests that are here, or about to come, until a move
-        has gone on or an adapter is loaded.
+        has gone on, an adapter is loaded, or a guide is prepared.
         """
         is_moving = self._moves is not None and self._moves.is_active
         is_loading = self._adapters is not None and self._adapters.is_loading
-        return (is_moving or is_loading) and not self._launched
+        return (is_moving or is_loading or self._guided.is_preparing) and not self._launched
 
     def _take(self, message: ToInstance | NewSession) -> None:
         if isinstance(message, Submit):
-            if not self._guided.hold(message):
-                self._submit(message)
+            self._submit(message)
         elif isinstance(message, Predicted):
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
-            self._guided.cancel(message)
             self.scheduler.cancel(message.request_id, message.request_epoch)
         elif isinstance(message, NewSession):
             self._forget_all()
@@ -239,16 +238,11 @@ class Instance:
         self.scheduler.cancel_all()
         self._last_submit = 0
 
-    def _submit_compiled(self) -> None:
-        submits, failed = self._guided.take()
-        for message in submits:
-            self._submit(message)
-        self._publish(failed)
-
     def _submit(self, message: Submit) -> None:
         try:
             self._last_submit = max(self._last_submit, message.number)
             self.scheduler.submit(message.request, message.delivered, message.request_epoch, message.age_s)
+            self._guided.expect(message)
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])
 

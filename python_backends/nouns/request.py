@@ -250,6 +250,7 @@ class WaitReason(StrEnum):
     STEP = "step"  # it gets its slot with the next step
     SLOT = "slot"  # all slots are taken
     ADAPTER = "adapter"  # its LoRA adapter is not loaded yet
+    GUIDE = "guide"  # the guide of its answer is not compiled yet
     MEMORY = "memory"  # a slot is free, and KV blocks don't suffice, now or as foreseen
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 
 from python_backends.nouns.request import WaitReason
 from python_backends.scheduling.adapters import LoadedAdapters
+from python_backends.scheduling.guides import GuidesOfWaiting
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.state.allocator import Allocator
@@ -40,13 +41,14 @@ class Admission:
         outlook: Outlook,
         waiting: WaitingList,
         adapters: LoadedAdapters,
+        guides: GuidesOfWaiting,
     ) -> None:
         self._policy = policy
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
         self._waiting = waiting
-        self._adapters = adapters
+        self._adapters, self._guides = adapters, guides
         self._may_admit = True  # something has changed since the last admission
         self._lacks_memory = False  # at the last admission a request waited although a slot was free
 
@@ -69,6 +71,8 @@ class Admission:
             return WaitReason.SLOT
         if self._adapters.wanted is not None:
             return WaitReason.ADAPTER
+        if self._guides.missing:
+            return WaitReason.GUIDE
         return WaitReason.MEMORY if self._lacks_memory else WaitReason.STEP
 
     @property
@@ -97,7 +101,7 @@ class Admission:
 
     def select(self) -> list[Sequence]:
         """The waiting sequences that are to get a slot now, one after the other."""
-        return self._policy.select(self._adapters.seatable(), self._view())
+        return self._policy.select(self._guides.seatable(self._adapters.seatable()), self._view())
 
     def settle(self) -> None:
         """Those that were selected have their slots."""

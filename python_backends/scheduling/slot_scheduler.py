@@ -38,6 +38,7 @@ from python_backends.nouns.step import (
 from python_backends.scheduling.adapters import LoadedAdapters
 from python_backends.scheduling.admission import Admission, Contention
 from python_backends.scheduling.booking import Booking
+from python_backends.scheduling.guides import GuidesOfWaiting
 from python_backends.scheduling.handover import Handover
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
@@ -53,8 +54,8 @@ from python_backends.settings import SchedulingSettings
 
 DEFAULTS = SchedulingSettings()
 NO_TOKEN = (
-    "no token can be chosen: the model's logits are not finite numbers (wrong weights?), or all that it could"
-    " write are banned"
+    "no token can be chosen: the model's logits are not finite numbers (wrong weights?), all that it could"
+    " write are banned, or its guide became too expensive to follow"
 )
 
 
@@ -97,7 +98,10 @@ class SlotScheduler:
             bound, bound_clock, self.policy.by_priority, self.outlook.order, limits.block_tokens
         )
         self.adapters = LoadedAdapters(self.slots, self._waiting)
-        self._admission = Admission(self.policy, self._allocator, self.outlook, self._waiting, self.adapters)
+        self.guides = GuidesOfWaiting(self._waiting)
+        self._admission = Admission(
+            self.policy, self._allocator, self.outlook, self._waiting, self.adapters, self.guides
+        )
         self._roster = Roster()
         self.handover = Handover(
             self._allocator, self._admission, self._plans, self.adapters, self._enter, limits.vocab_size
@@ -216,6 +220,11 @@ class SlotScheduler:
     def adapter_loaded(self, digest: str) -> None:
         """Sequences with this adapter may get a slot."""
         self.adapters.add(digest)
+        self._admission.reopen()
+
+    def guides_prepared(self) -> None:
+        """Sequences that waited for their guides may get a slot."""
+        self.guides.forget_missing()
         self._admission.reopen()
 
     def fail_waiting(self, adapter: AdapterVersion, error: str) -> list[Failed]:

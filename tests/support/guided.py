@@ -11,6 +11,7 @@ import numpy as np
 from python_backends.guides.grammars import grammar_of
 from python_backends.guides.guides import Guides
 from python_backends.guides.matcher import Matcher, num_words
+from python_backends.guides.prepared import Followed
 from python_backends.guides.vocabulary import Vocabulary
 
 WORDS = (
@@ -43,7 +44,7 @@ def guides() -> Guides:
 
 
 def matcher(kind: str, guide: str, begun: bytes = b"", stop_ids: Sequence[int] = (END,)) -> Matcher:
-    return guides().matcher(grammar_of(kind, guide), list(begun), stop_ids)
+    return guides().matcher(Followed(grammar_of(kind, guide), list(begun), tuple(stop_ids)))
 
 
 def text_of(tokens: Sequence[int]) -> bytes:

@@ -29,6 +29,7 @@ from python_backends.engine.kinds import EngineKind
 from python_backends.engine.kv.block_bytes import rows_of
 from python_backends.guides.guides import Guides
 from python_backends.guides.matcher import Matcher, num_words
+from python_backends.guides.prepared import Followed
 from python_backends.nouns.request import Finish, Ids, LogProbs, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, StepOutput, StepPlan
 from python_backends.settings import Settings
@@ -201,7 +202,8 @@ class ToyEngine:
 
     def _matcher(self, admit: Admit) -> Matcher | None:
         grammar, output = admit.sampling.grammar, admit.tokens[admit.num_prompt_tokens :].tolist()
-        return self._guides.matcher(grammar, output, admit.sampling.stop_ids) if grammar else None
+        followed = Followed(grammar, output, admit.sampling.stop_ids)
+        return self._guides.matcher(followed) if grammar else None
 
     def _allowed(self, row: _Row) -> NDArray[np.bool_] | None:
         if row.matcher is None:

@@ -24,6 +24,7 @@ from python_backends.engine.slots.allowed import Allowed
 from python_backends.guides.errors import GuideError
 from python_backends.guides.guides import Guides
 from python_backends.guides.matcher import Matcher, num_words
+from python_backends.guides.prepared import Followed
 from python_backends.nouns.request import Finish, ModelLimits
 from python_backends.nouns.step import Admit
 
@@ -99,7 +100,7 @@ class GuidedSlots:
         output = admit.tokens[admit.num_prompt_tokens :].tolist()
         assert self._guides is not None, "this engine was given no guides"
         try:
-            return self._guides.matcher(admit.sampling.grammar, output, admit.sampling.stop_ids)
+            return self._guides.matcher(Followed(admit.sampling.grammar, output, admit.sampling.stop_ids))
         except GuideError as error:
             log.warning("slot %d: its guide can't be followed, so its request fails: %s", admit.slot, error)
             return None

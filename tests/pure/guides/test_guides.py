@@ -12,6 +12,7 @@ import pytest
 from python_backends.guides.errors import MOST_SHOWN, GuideError
 from python_backends.guides.grammars import TYPES, grammar_of
 from python_backends.guides.guides import MAX_GUIDE_BYTES, MOST_KEPT, Guides
+from python_backends.guides.prepared import Followed
 from python_backends.guides.vocabulary import Vocabulary
 from tests.support.guided import END, STOP, TOKENS, VOCABULARY, allowed, drawn, guides, matcher
 
@@ -37,6 +38,7 @@ CALL = {"begin": "<tool>", "content": {"type": "json_schema", "json_schema": PER
 ADA = b'{"name": "Ada", "age": 36}'
 CALLS = tag(type="triggered_tags", triggers=["<tool"], tags=[CALL])
 ONE = tag(type="triggered_tags", triggers=["<tool"], tags=[CALL], at_least_one=True, stop_after_first=True)
+KEYS: dict[str, Any] = {f"k{i}": {} for i in range(500)}  # any of them may be absent
 THOUGHT = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"}
 
 
@@ -118,6 +120,7 @@ def test_a_text_is_whole_if_it_is_what_the_guide_says(
         ("json_schema", '{"$ref": "file:///etc/passwd"}', "passwd"),
         ("json_schema", '{"$ref": "#"}', "no text can follow it"),
         ("json_schema", '{"items": ' * 500 + "{}" + "}" * 500, "recursion"),
+        ("json_schema", json.dumps({"type": "object", "properties": KEYS}), "max is 600"),
         ("regex", "(", "unclosed group"),
         ("regex", "(a)\\1", "backreferences"),
         ("regex", "(" * 20_000 + ")" * 20_000, "regex"),
@@ -193,7 +196,7 @@ def test_an_expression_that_grows_without_end_fails_alone() -> None:
     checked = guides()
     grammar = grammar_of("regex", "a{1000}{1000}")
     try:
-        found = checked.matcher(grammar, list(b"a"), (END,))
+        found = checked.matcher(Followed(grammar, list(b"a"), (END,)))
     except GuideError:
         return
     for _ in range(2000):
@@ -229,7 +232,7 @@ def test_threads_may_ask_at_once() -> None:
     checked = guides()
     grammars = [grammar_of("regex", f"a{{{i % 7 + 1}}}") for i in range(50)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda grammar: checked.matcher(grammar, (), (END,)), grammars))
+        found = list(pool.map(lambda grammar: checked.matcher(Followed(grammar, [], (END,))), grammars))
     assert [drawn(each, 0)[0] for each in found] == [b"a" * (i % 7 + 1) for i in range(50)]
 
 
