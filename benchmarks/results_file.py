@@ -50,6 +50,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
         "benchmarks/real_prompts",
     ),
     "host_time": ("python_backends",),
+    "hostile_guides": ("python_backends/guides", "python_backends/text"),
     "lengths": PREDICTED,
     "magnus": ("python_backends", "models/bundled"),
     "many_streams": (*SERVED, "benchmarks/triton_cost.py"),

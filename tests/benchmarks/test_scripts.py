@@ -17,6 +17,7 @@ from benchmarks.results_file import MEASURED, code_of
 
 SHORT = {
     "cluster": ("--policies", "infaas,ours"),
+    "hostile_guides": (),
     "host_time": ("--slots", "1,16", "--waiting", "0,100", "--engines", "toy,none"),
     "token_gap": ("--engine", "toy", "--slots", "4"),
 }

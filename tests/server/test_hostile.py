@@ -21,7 +21,7 @@ from tests.support.server.serving import Gapless, wait_for
 
 NUM_ATTACKERS = 12
 COUNTS = {
-    "drawn": 150,
+    "drawn": 110,
     "inner": 80,
     "values": 60,
     "texts": 40,
@@ -32,6 +32,7 @@ COUNTS = {
     "megabytes": 4,
     "deep": 12,
     "replayed": 24,
+    "guides": 40,
 }
 ALONE = ("deep", "replayed")  # told apart, because they once brought everything down
 TOGETHER = tuple(kind for kind in COUNTS if kind not in ALONE)

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from benchmarks.hostile_guides import HOSTILE
 from tests.support.server import doors, random_requests
 from tests.support.server.doors import GrpcDoor, Outcome
 from tests.support.server.fuzzing import fire, verdict_of
@@ -384,6 +385,16 @@ def what_the_tokenizer_answers(port: int) -> bytes:
     return b"".join(bytes(values.tolist()) for values in tensors) or struct.pack("<Q", 1) * 20
 
 
+def _guides(rng: random.Random) -> Attack:
+    """Guides that mean harm, refused or served, and one of a megabyte."""
+    is_large = rng.random() < 0.1
+    large = "json_schema", json.dumps({"enum": ["a" * 1_000_000]})
+    kind, guide = large if is_large else HOSTILE[rng.choice(list(HOSTILE))]
+    fields = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+    content = doors.body(text_input="x", max_tokens=60, temperature=1, seed=rng.randrange(100), **fields)
+    return _over_http("guides", rng, content, is_refused if is_large else ends_once)
+
+
 KINDS: dict[str, Draw] = {
     "drawn": _drawn,
     "values": _values,
@@ -396,4 +407,5 @@ KINDS: dict[str, Draw] = {
     "megabytes": _megabytes,
     "deep": _deep,
     "replayed": _replayed,
+    "guides": _guides,
 }
