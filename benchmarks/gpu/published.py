@@ -29,7 +29,7 @@ from benchmarks.real_prompts.prompts import Prompt, read_prompts
 from python_backends.engine.protocol import Engine
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.nouns.request import Request
+from python_backends.nouns.request import RefusedError, Request
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from python_backends.text.checkpoint import read_checkpoint
@@ -60,7 +60,7 @@ def published(measured: Measured) -> Iterator[Figure]:
         raise LeftOutError("--published names no GGUF file")
     amount = QUICK if measured.quick else FULL
     bodies = [body_of(prompt, amount) for prompt in read_prompts()[: amount.prompts]]
-    requests = requests_of(measured.published, bodies)
+    requests = through_door(measured.published, bodies)
     model = reference(measured, measured.published)
     yield agreement(measured, amount, model, requests[: amount.compared])
     yield from through_triton(measured, amount, bodies)
@@ -71,13 +71,15 @@ def body_of(prompt: Prompt, amount: Amount) -> dict[str, Any]:
     return {"messages": json.dumps(prompt.messages), "max_tokens": amount.max_tokens}
 
 
-def requests_of(path: Path, bodies: Sequence[dict[str, Any]]) -> list[Request]:
-    """As the door makes requests of them, greedy; each one's id is its place."""
-    door = open_door(read_checkpoint(path), LimitSettings())
-    requests = [door.answer(body) for body in bodies]
-    return [
-        each.changed(request_id=number) for number, each in enumerate(requests) if isinstance(each, Request)
-    ]
+def through_door(path: Path, bodies: Sequence[dict[str, Any]]) -> list[Request]:
+    """As the door makes requests of them, greedy; each one's id is its place. Raises RefusedError."""
+    door, requests = open_door(read_checkpoint(path), LimitSettings()), []
+    for number, body in enumerate(bodies):
+        answer = door.answer(body)
+        if isinstance(answer, RefusedError):
+            raise answer
+        requests.append(answer.changed(request_id=number))
+    return requests
 
 
 def reference(measured: Measured, path: Path) -> Any:

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 class FarBelow:
-    """Whether the latest times were far below what was expected: `observe` says so once, and begins again."""
+    """Whether the latest times were far below what was expected: `observe` says so once and counts from 0."""
 
     def __init__(self) -> None:
         self._count = 0
