@@ -5,10 +5,12 @@ does, and the time to compile them.
 
 The instance's loop without Triton, closed loop, 16 in flight, greedy. Every answer has as many tokens as
 without a guide: the schemas ask for lists that are longer than that. `S` and `M` have random weights and the
-lengths of `workload.json`, its first requests. Another name is that of a checkpoint, as in `model.directory`
-(`auto`: SmolLM2); it gets prompts of `real_prompts` by its chat template, and gives answers of 100 tokens.
+lengths of `workload.json`, its first requests, with answers of at most 64 tokens. Another name is that of a
+checkpoint, as in `model.directory` (`auto`: SmolLM2); it gets prompts of `real_prompts` by its chat template,
+and gives answers of 64 tokens.
 One of many tools must be called, as `tool_choice: required` asks; they are not in the prompts, which are the
-same in all cases. The cases take turns; each round begins with another one.
+same in all cases. The cases take turns; each round begins with another one. Five rounds take one to four
+minutes a model.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.models import SHAPES, make_model
+from benchmarks.common.models import SHAPES, VOCABULARY, make_model
 from benchmarks.common.work import Job, Work, load_work
 from benchmarks.real_prompts.prompts import read_prompts
 from benchmarks.results_file import table, write_result
@@ -39,18 +41,18 @@ from python_backends.guides.grammars import grammar_of
 from python_backends.guides.guides import Guides
 from python_backends.instance.build import build, start_guides
 from python_backends.instance.loop import Instance, Parts
-from python_backends.nouns.messages import FromInstance, Submit
+from python_backends.nouns.messages import Failed, FromInstance, Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
-from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.checkpoint import Checkpoint, read_checkpoint
 from python_backends.text.door.chat_template import template_of
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.vocabulary import vocabulary_of
 
 NUM_TOOLS = (1, 50, 500)
-NUM_JOBS, NUM_TOKENS, IN_FLIGHT = 24, 100, 16
+NUM_JOBS, NUM_TOKENS, IN_FLIGHT = 24, 64, 16
 NUM_QUICK, QUICK_TOKENS = 3, 12
 MOST_TOKENS = 1024  # of a prompt with its answer
 PLAIN = "no guide"
@@ -108,7 +110,9 @@ class Served:
         self._guided = start_guides(self._settings, scheduler, self._engine, lambda: None)
 
     def run(self, work: Work, grammar: str) -> float:
-        """Returns tokens per second. Raises RuntimeError if an answer has fewer tokens than wanted."""
+        """Returns tokens per second. Raises RuntimeError if a guide can't be followed, or an answer has fewer
+        tokens than wanted.
+        """
         scheduler = SlotScheduler(self.limits, self._settings.engine.token_budget)  # no earlier prefixes
         clients = Clients(work, grammar, self.checkpoint.eos_ids if grammar else ())
         ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
@@ -147,6 +151,8 @@ class Clients:
 
     def publish(self, messages: Sequence[FromInstance]) -> None:
         for message in messages:
+            if isinstance(message, Failed):
+                raise RuntimeError(message.error)
             if isinstance(message, Tokens):
                 self.num_tokens += len(message.tokens)
                 self.num_ended += int(np.count_nonzero(message.finishes))
@@ -158,21 +164,26 @@ class Clients:
         return Submit(Request(self._num_asked, np.array(job.prompt, np.int32), sampling), NO_TOKENS, 0)
 
 
-def random_work(is_quick: bool) -> Work:
-    work = load_work(is_quick)
-    return replace(work, jobs=work.jobs[: NUM_QUICK if is_quick else NUM_JOBS])
+def random_work() -> Work:
+    work = load_work(quick=False)
+    jobs = [replace(job, max_tokens=min(job.max_tokens, NUM_TOKENS)) for job in work.jobs[:NUM_JOBS]]
+    return replace(work, jobs=jobs)
 
 
-def chats(served: Served, is_quick: bool) -> Work:
+def chats(checkpoint: Checkpoint, count: int = NUM_JOBS) -> Work:
     """As people write them."""
-    special, template = template_of(served.checkpoint)
+    special, template = template_of(checkpoint)
     if template is None:
-        raise SystemExit("--models: a checkpoint without a chat template gets no prompts")
-    encoder = PromptEncoder(served.checkpoint.tokenizer, special)
-    prompts = [encoder.encode(template.render(each.messages)).tolist() for each in read_prompts()[:NUM_JOBS]]
-    count = QUICK_TOKENS if is_quick else NUM_TOKENS
-    jobs = [Job(prompt[-MOST_TOKENS // 2 :], count) for prompt in prompts]
-    return Work(jobs[: NUM_QUICK if is_quick else NUM_JOBS], IN_FLIGHT, MOST_TOKENS)
+        raise SystemExit("a checkpoint without a chat template gets no prompts")
+    encoder = PromptEncoder(checkpoint.tokenizer, special)
+    prompts = [encoder.encode(template.render(each.messages)).tolist() for each in read_prompts()[:count]]
+    jobs = [Job(prompt[-MOST_TOKENS // 2 :], NUM_TOKENS) for prompt in prompts]
+    return Work(jobs, IN_FLIGHT, MOST_TOKENS)
+
+
+def shortened(work: Work) -> Work:
+    jobs = [replace(job, max_tokens=min(job.max_tokens, QUICK_TOKENS)) for job in work.jobs[:NUM_QUICK]]
+    return replace(work, jobs=jobs)
 
 
 def measure(
@@ -182,14 +193,14 @@ def measure(
     cases = list(found)
     speeds: dict[str, list[float]] = {case: [] for case in cases}
     compiled: dict[str, list[float]] = {case: [] for case in cases}
-    with tqdm(total=(rounds + 1) * len(cases), desc=model, unit="pass", disable=None) as bar:
-        for number in range(rounds + 1):
+    for grammar in found.values():
+        served.run(shortened(work), grammar)  # warms up
+    with tqdm(total=rounds * len(cases), desc=model, unit="pass", disable=None) as bar:
+        for number in range(rounds):
             for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]]:
-                tok_s = served.run(work, found[case])
+                speeds[case].append(served.run(work, found[case]))
+                compiled[case] += [served.compile_ms(found[case])] if found[case] else []
                 bar.update()
-                if number:  # the first round warms up
-                    speeds[case].append(tok_s)
-                    compiled[case] += [served.compile_ms(found[case])] if found[case] else []
     return [row_of(model, case, speeds, compiled[case]) for case in cases]
 
 
@@ -208,6 +219,13 @@ def row_of(
     }
 
 
+def make_shape(shape: str, dtype: str, directory: Path) -> None:
+    """Answers of it end with the last id, so that they can follow guides."""
+    make_model(shape, dtype, directory)
+    (directory / "tokenizer.json").write_text(words())
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": VOCABULARY - 1}))
+
+
 @cache
 def words() -> str:
     """A vocabulary as large as that of the shapes, of what programs are written in."""
@@ -220,11 +238,10 @@ def measured(model: str, dtype: str, rounds: int, is_quick: bool) -> list[dict[s
     counts = NUM_TOOLS[:2] if is_quick else NUM_TOOLS
     with tempfile.TemporaryDirectory() as directory:
         if model in SHAPES:
-            make_model(model, dtype, Path(directory))
-            (Path(directory) / "tokenizer.json").write_text(words())
+            make_shape(model, dtype, Path(directory))
         with contextlib.closing(Served(directory if model in SHAPES else model, dtype)) as served:
-            work = random_work(is_quick) if model in SHAPES else chats(served, is_quick)
-            return measure(model, served, work, rounds, counts)
+            work = random_work() if model in SHAPES else chats(served.checkpoint)
+            return measure(model, served, shortened(work) if is_quick else work, rounds, counts)
 
 
 def main() -> None:

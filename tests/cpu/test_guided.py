@@ -22,7 +22,7 @@ from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
 from tests.cpu.test_log_probs import Scored
 from tests.support.guided import END, STOP, guides, text_of
-from tests.support.schemas import SCHEMAS
+from tests.support.schemas import NUM_RANDOM, SCHEMAS, random_schema
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 PERSON = SCHEMAS["person"]
@@ -108,6 +108,25 @@ def test_a_restarted_answer_goes_on_with_the_same_json(tiny_llama: TinyModel, ki
         for request in requests:
             again.submit(request, whole[request.request_id][:cut])
         assert again.run() == whole
+
+
+@pytest.mark.slow
+def test_answers_of_many_schemas_are_valid_and_the_same_through_a_restart(
+    tiny_llama: TinyModel, kind: str
+) -> None:
+    engine, ahead = engine_of(tiny_llama, kind)
+    schemas = [random_schema(seed) for seed in range(NUM_RANDOM)]
+    requests = [asking(schema, number, max_tokens=60) for number, schema in enumerate(schemas)]
+    serving = Serving(engine, ahead=ahead)
+    whole = {number: list(answer) for number, answer in serving.run(requests).items()}
+    for number, schema in enumerate(schemas):
+        check(schema, whole[number], serving.finishes[number])
+    assert list(serving.finishes.values()).count(Finish.STOP) > NUM_RANDOM // 2
+    again = Serving(engine, ahead=ahead)
+    for request in requests:
+        answer = whole[request.request_id]
+        again.submit(request, answer[: len(answer) // 2])
+    assert again.run() == whole
 
 
 @pytest.mark.parametrize("kind", ["torch", "torch, ahead"])

@@ -150,6 +150,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "move_request.py": has_moved,
     "tool_chat.py": is_a_call_with_an_answer,
     "tool_responses.py": is_a_call_with_an_answer,
+    "tool_triton.py": is_a_call_with_an_answer,
     "triton_stream.py": has_a_reason,
 }
 

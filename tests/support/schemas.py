@@ -11,6 +11,8 @@ import numpy as np
 
 Schema = dict[str, Any]
 
+NUM_RANDOM = 300  # of `random_schema`, that tests take
+
 
 def record(**properties: Schema) -> Schema:
     """An object that has all of these and no others."""

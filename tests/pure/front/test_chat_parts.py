@@ -111,6 +111,22 @@ def test_a_thought_that_the_template_opens_begins_the_answer(
         assert (message["content"], message.get("reasoning")) == wanted
 
 
+def test_thoughts_and_calls_that_the_prompt_shows_change_nothing(
+    tool_front: Front, ensemble: Ensemble, answers: Answers
+) -> None:
+    """Examples that open a thought and close none, in each role."""
+    shown = f"Begin with <think>, then write {ANSWER.replace('</think>', '')}"
+    messages = [{"role": role, "content": shown} for role in ("system", "user", "assistant", "user")]
+    for body in ({"messages": messages}, {**BODY, "messages": messages}):
+        ensemble.pieces = answers.pieces("Yes.", (1,))
+        message = ask(tool_front, PATH, body)[2]["choices"][0]["message"]
+        assert (message["content"], message.get("reasoning")) == ("Yes.", None)
+        ensemble.pieces = answers.pieces(ANSWER, (1,))
+        message = ask(tool_front, PATH, body)[2]["choices"][0]["message"]
+        assert message["reasoning"] == THOUGHT
+        assert message["content"].startswith(TEXT)
+
+
 def test_what_the_limit_cut_is_no_complete_call(
     tool_front: Front, ensemble: Ensemble, answers: Answers
 ) -> None:

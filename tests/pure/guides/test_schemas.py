@@ -9,9 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.guided import drawn, matcher
-from tests.support.schemas import SCHEMAS, random_schema
-
-NUM_RANDOM = 300
+from tests.support.schemas import NUM_RANDOM, SCHEMAS, random_schema
 
 
 def check(schema: dict[str, Any], seed: int) -> bool:
