@@ -53,7 +53,11 @@ def config_path(source: Source, name: str = "config.json") -> Path:
 def values_of(source: Source) -> Values:
     """The configuration, over what its family takes for granted."""
     table, family = source.config, family_of(source)
-    return Values(config_path(source), {**family.defaults, **table} if family else table)
+    if family is None:
+        return Values(config_path(source), table)
+    names = family.field_names
+    defaults = {names.get(name, name): value for name, value in family.defaults.items()}
+    return Values(config_path(source), {**defaults, **table}, names)
 
 
 def common(values: Values, source: Source) -> dict[str, Any]:
@@ -116,7 +120,8 @@ def _contexts(values: Values, family: Family | None) -> tuple[int, int]:
     """
     tokens = next((values.whole(name) for name in CONTEXT_NAMES if values.get(name)), 0)
     scaling = values.get("rope_scaling") or values.get("rope_parameters")
-    if not isinstance(scaling, dict) or not tokens or (family and family.kinds_have_rotaries):
+    is_fixed = family and (family.kinds_have_rotaries or family.positions)
+    if not isinstance(scaling, dict) or not tokens or is_fixed:
         return tokens, tokens
     rope, kind = Values(values.path, scaling), rope_type(family, scaling)
     factor = max(1.0, rope.number("factor", 1.0)) if kind in ("yarn", "linear") else 1.0

@@ -7,7 +7,7 @@ A row of the table in `families`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,7 @@ class RotaryLayers(Enum):
     ALL = 0
     SLIDING = 1  # those with a window, if there are any
     FLAGGED = 2  # those with a 1 in `no_rope_layers`: transformers' name says the opposite
+    NONE = 3
 
 
 class HeadNorm(Enum):
@@ -46,7 +47,7 @@ Bias = bool | str  # whether there is one, or the field of the configuration tha
 @dataclass(frozen=True, slots=True)
 class Family:
     """Names of modules in a layer, "" where there is none; names of configuration fields, "" where there is
-    none; and facts. The names of layers, mlp, q_norm and k_norm are the same in all families.
+    none; and facts. The names of mlp, q_norm and k_norm are the same in all families.
     """
 
     model_type: str
@@ -55,11 +56,16 @@ class Family:
     partial_rotary: float | None = None  # how much of a head turns; None: all of it in any checkpoint
     rotary_names: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     longrope_names: tuple[str, ...] = ("longrope",)
+    field_names: Mapping[str, str] = field(default_factory=dict)  # in its files, of those that have others
+    widening: int = 0  # intermediate_size is so many times hidden_size where the file leaves it out; 0: never
     layer_kinds: LayerKinds = layer_kinds.all_full
     kinds_have_rotaries: bool = False  # sliding and full layers have rotary embeddings of their own
 
     body: str = "model"
     embedding: str = "embed_tokens"
+    positions: str = ""  # a table of positions that is added to the embedding
+    layers: str = "layers"
+    inputs_first: bool = False  # weights of the layers' products are [in, out]
     heads: tuple[str, ...] = ("lm_head",)  # transformers' name of the head, and others in files
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -106,6 +112,7 @@ class Family:
     logit_scale: str = ""
     logit_divisor: str = ""
     refused: tuple[str, ...] = ()  # configuration fields that must be absent, None, 0 or false
+    needed: tuple[str, ...] = ()  # that must be absent, None or true
 
 
 def rope_type(family: Family | None, said: Mapping[str, Any]) -> Any:

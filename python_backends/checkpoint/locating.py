@@ -17,7 +17,7 @@ from python_backends.checkpoint.tensor_names import (
 )
 
 # computed by each model from its configuration; older checkpoints hold them
-COMPUTED = re.compile(r"(rotary_emb\.inv_freq|attention\.bias|\.masked_bias)$")
+COMPUTED = re.compile(r"(rotary_emb\.inv_freq|\.(attn|attention)\.bias|\.masked_bias)$")
 NO_FLOAT = re.compile(r"[IU]\d+|BOOL|F4|F6_.*|F8_E8M0|C64|\?")
 MOST_NAMES = 5
 Names = tuple[str, ...]  # of tensors that are one, their rows one after the other
@@ -93,7 +93,7 @@ def _stored_prefix(facts: ModelFacts, names: Collection[str]) -> str:
     """
     body, tail = f"{facts.family.body}.", f"{facts.family.embedding}.weight"
     prefixes = {name.removesuffix(tail) for name in names if name == tail or name.endswith(f".{tail}")}
-    tail = f"layers.0.{next(iter(module_shapes(facts)))}.weight"
+    tail = f"{facts.family.layers}.0.{next(iter(module_shapes(facts)))}.weight"
     prefixes |= {name.removesuffix(tail) for name in names if name == tail or name.endswith(f".{tail}")}
     return body if body in prefixes or len(prefixes) != 1 else prefixes.pop()
 

@@ -51,8 +51,11 @@ class ModelFacts(Facts):
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """The linear modules of a layer without experts, in the order in which they are computed."""
-        return (*self.family.qkv, self.family.output, *self.family.up, self.family.down)
+        """The linear modules of a layer without experts, in the order in which they are computed; each name
+        once.
+        """
+        family = self.family
+        return tuple(dict.fromkeys((*family.qkv, family.output, *family.up, family.down)))
 
     def has_experts_in(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -81,7 +84,9 @@ def read_model_facts(source: Source) -> ModelFacts:
     return ModelFacts(
         **shared,
         family=family,
-        intermediate_size=values.whole("intermediate_size"),
+        intermediate_size=values.whole(
+            "intermediate_size", default=family.widening * shared["hidden_size"] or None
+        ),
         experts=expert_facts(values, family.mixture, shared["num_layers"]) if family.mixture else None,
         is_tied=values.flag("tie_word_embeddings"),
         qkv_bias=_bias(values, family.qkv_bias),
@@ -109,9 +114,7 @@ def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
     if said not in (None, family.model_type):
         raise values.refusal(f"model_type = {said!r:.100}: {architecture} is of {family.model_type}")
     _check_scheme(values)
-    for name in family.refused:
-        if values.get(name):
-            raise values.refusal(f"{name} of architecture {architecture} is not computed by this engine")
+    _check_refused(values, family, architecture)
     for name in NEEDED:
         values.whole(name)
     if shared["num_layers"] > MOST_LAYERS:
@@ -119,6 +122,15 @@ def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
     if (eps := values.number(family.norm_eps)) < 0:
         raise values.refusal(f"{family.norm_eps} = {eps}: must be at least 0")
     _check_heads(values, shared)
+
+
+def _check_refused(values: Values, family: Family, architecture: str) -> None:
+    for name in family.refused:
+        if values.get(name):
+            raise values.refusal(f"{name} of architecture {architecture} is not computed by this engine")
+    for name in family.needed:
+        if values.get(name) is not None and not values.flag(name):
+            raise values.refusal(f"{name} = false: not computed by this engine for {architecture}")
 
 
 def _check_scheme(values: Values) -> None:
@@ -170,7 +182,7 @@ def _rotaries(
     elif rule == RotaryLayers.SLIDING and values.get("sliding_window") is not None:
         turns = [window is not None for window in windows]
     else:
-        turns = [True] * count
+        turns = [rule != RotaryLayers.NONE] * count
     indices = [known.index(kind) if kind in known else 0 for kind in kinds]
     return tuple(index if turn else None for index, turn in zip(indices, turns, strict=True))
 
@@ -180,7 +192,7 @@ def _bias(values: Values, rule: Bias) -> bool:
 
 
 def _activation(values: Values, family: Family) -> Activation:
-    name = values.one_of(family.activation, values.get(family.activation), tuple(ACTIVATIONS))
+    name = values.one_of(values.name(family.activation), values.get(family.activation), tuple(ACTIVATIONS))
     return Activation.GELU_TANH if name == "gelu" and family.gelu_is_tanh else ACTIVATIONS[name]
 
 

@@ -15,14 +15,21 @@ def embedding_name(facts: ModelFacts) -> str:
     return f"{facts.family.body}.{facts.family.embedding}.weight"
 
 
+def positions_name(facts: ModelFacts) -> str:
+    """Of their table; empty where there is none."""
+    return f"{facts.family.body}.{facts.family.positions}.weight" if facts.family.positions else ""
+
+
 def layer_prefix(facts: ModelFacts, layer: int) -> str:
-    return f"{facts.family.body}.layers.{layer}"
+    return f"{facts.family.body}.{facts.family.layers}.{layer}"
 
 
 def shapes_of(facts: ModelFacts) -> dict[str, Shape]:
     """Of every tensor; a tied head too."""
     family, rows = facts.family, (facts.vocab_size, facts.hidden_size)
     found: dict[str, Shape] = {embedding_name(facts): rows}
+    if name := positions_name(facts):
+        found[name] = (facts.context, facts.hidden_size)
     found |= _linear(HEAD, *rows, family.head_bias)
     found |= _norm(f"{family.body}.{family.final_norm}", facts.hidden_size, family.norm_bias)
     for layer in range(facts.num_layers):
@@ -61,12 +68,13 @@ def _layer(facts: ModelFacts, layer: int) -> Iterator[tuple[str, Shape]]:
     family = facts.family
     biases = {family.output: facts.output_bias, **dict.fromkeys(family.qkv, facts.qkv_bias)}
     for path, (rows, columns) in attention_shapes(facts).items():
-        yield from _linear(path, rows, columns, biases[path.rpartition(".")[2]]).items()
+        bias = biases[path.rpartition(".")[2]]
+        yield from _linear(path, rows, columns, bias, family.inputs_first).items()
     if facts.has_experts_in(layer):
         yield from expert_shapes(facts).items()
     else:
         for path, (rows, columns) in feed_forward_shapes(facts).items():
-            yield from _linear(path, rows, columns, facts.feed_forward_bias).items()
+            yield from _linear(path, rows, columns, facts.feed_forward_bias, family.inputs_first).items()
     if family.head_norm != HeadNorm.NONE:
         for name, heads in (("q_norm", facts.num_heads), ("k_norm", facts.num_kv_heads)):
             width = facts.head_dim * (1 if family.head_norm == HeadNorm.HEAD else heads)
@@ -81,8 +89,9 @@ def _layer(facts: ModelFacts, layer: int) -> Iterator[tuple[str, Shape]]:
             yield from _norm(norm, facts.hidden_size, family.norm_bias).items()
 
 
-def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
-    return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
+def _linear(name: str, rows: int, columns: int, bias: bool, inputs_first: bool = False) -> dict[str, Shape]:
+    weight = (columns, rows) if inputs_first else (rows, columns)
+    return {f"{name}.weight": weight, **({f"{name}.bias": (rows,)} if bias else {})}
 
 
 def _norm(name: str, width: int, bias: bool) -> dict[str, Shape]:

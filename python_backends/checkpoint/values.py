@@ -5,31 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from python_backends.checkpoint.source import CheckpointError
 
 
 class Values:
-    """`table`: what the file `path` says."""
+    """`table`: what the file `path` says; `names`: what it calls fields that have another name there."""
 
-    def __init__(self, path: Path, table: Mapping[str, Any]) -> None:
-        self.path, self.table = path, table
+    def __init__(
+        self, path: Path, table: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.path, self.table, self._names = path, table, names
+
+    def name(self, name: str) -> str:
+        """The file's own; an error names it."""
+        return self._names.get(name, name)
 
     def get(self, name: str) -> Any:
-        return self.table.get(name)
+        return self.table.get(self.name(name))
 
     def refusal(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {why}")
 
     def whole(self, name: str, least: int = 1, default: int | None = None) -> int:
         """`default` where the file says nothing, or null; without one the field must be there."""
-        value = self.table.get(name)
+        value = self.get(name)
         if value is None:
             if default is None:
-                raise self.refusal(f"there is no {name}")
+                raise self.refusal(f"there is no {self.name(name)}")
             return default
-        return self.checked(name, value, least)
+        return self.checked(self.name(name), value, least)
 
     def checked(self, name: str, value: Any, least: int) -> int:
         if isinstance(value, float) and value.is_integer():
@@ -41,7 +48,7 @@ class Values:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self.table.get(name)
+        value = self.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
@@ -49,7 +56,7 @@ class Values:
         return float(value)
 
     def flag(self, name: str) -> bool:
-        value = self.table.get(name)
+        value = self.get(name)
         if not isinstance(value, bool | None):
             raise self.refusal(f"{name} = {_shown(value)}: must be true or false")
         return bool(value)

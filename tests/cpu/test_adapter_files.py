@@ -143,7 +143,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bias": (_config(bias="all"), "bias = 'all': not supported"),
     "bias of B": (_config(lora_bias=True), "lora_bias = True"),
     "saved modules": (_config(modules_to_save=["lm_head"]), "modules_to_save = ['lm_head']"),
-    "turned weights": (_config(fan_in_fan_out=True), "fan_in_fan_out = True"),
     "new tokens": (_config(trainable_token_indices=[1]), "trainable_token_indices = [1]"),
     "aLoRA": (_config(alora_invocation_tokens=[1]), "alora_invocation_tokens = [1]"),
     "a field of the future": (_config(use_something=True), "use_something = True: not supported"),

@@ -40,7 +40,7 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_p
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+        ({"architectures": ["FalconForCausalLM"], "model_type": "falcon"}, "FalconForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         (
             {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}},
@@ -79,6 +79,9 @@ def test_what_is_not_computed_is_refused_by_name(
             {"use_bidirectional_attention": True},
             "use_bidirectional_attention of architecture Gemma3ForCausalLM",
         ),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = false: not computed"),
+        ("gpt2", {"n_inner": -1}, "n_inner = -1: must be at least 1"),
+        ("gpt2", {"n_positions": 385}, r"another shape than config.json says are transformer.wpe.weight"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv of architecture OlmoeForCausalLM"),
         ("olmoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9: there are 8 experts"),
@@ -164,7 +167,7 @@ def _stored(model: TinyModel, directory: Path, change: Callable[[Weights], Any])
     return replace(model.settings(), model=ModelSettings(str(directory), "float32"))
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama_tied", "gpt_neox", "gpt2"])
 @pytest.mark.parametrize("prefix", ["", "base.", "language_model.model."])
 def test_the_body_may_have_any_prefix(tiny: Any, tmp_path: Path, name: str, prefix: str) -> None:
     model = tiny(name)
@@ -174,6 +177,8 @@ def test_the_body_may_have_any_prefix(tiny: Any, tmp_path: Path, name: str, pref
         weights.clear()
         body = f"{model.model.base_model_prefix}."
         weights.update({key.replace(body, prefix, key.startswith(body)): each for key, each in old.items()})
+        if name == "gpt2":  # its published files hold causal masks, too
+            weights[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 384, 384)
 
     settings = _stored(model, tmp_path, rename)
     weights, wanted = open_weights(settings, facts_of(settings)), model.model.state_dict()

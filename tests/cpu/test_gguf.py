@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPT2Config,
     LlamaConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -25,6 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from python_backends.checkpoint.families import FAMILIES
 from python_backends.checkpoint.gguf.splits import WORDS
 from python_backends.checkpoint.model_facts import read_model_facts
 from python_backends.checkpoint.opening import open_source
@@ -110,6 +112,8 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
         Phi3Config,
         {"rope_parameters": LONG, "original_max_position_embeddings": 2, "sliding_window": 100},
     ),
+    # transformers reads no other context and width from GGUF
+    "gpt2": (GPT2Config, {"n_inner": 256, "max_position_embeddings": 1024, "num_key_value_heads": 4}),
 }
 # fields of a configuration that say nothing of what is computed, or what others say
 SILENT = [
@@ -137,13 +141,15 @@ def random_model(name: str) -> Any:
     model = AutoModelForCausalLM.from_config(kind(**SHAPE | options)).eval()
     model.config.architectures = [type(model).__name__]
     for key, parameter in model.named_parameters():
-        if "norm" in key or key.endswith("bias"):  # numbers that 1 is added to and taken from again exactly
+        # numbers that 1 is added to and taken from again exactly
+        if "norm" in key or ".ln_" in key or key.endswith("bias"):
             parameter.data = (torch.randn_like(parameter) * 64).round() / 256
     return model
 
 
 def said(config: Any) -> dict[str, Any]:
-    return {key: value for key, value in config.to_dict().items() if key not in SILENT}
+    silent = {*SILENT, *FAMILIES[config.architectures[0]].field_names}
+    return {key: value for key, value in config.to_dict().items() if key not in silent}
 
 
 def from_source(path: Path) -> Any:
@@ -199,7 +205,7 @@ def test_a_file_whose_tensors_are_not_those_of_its_model_is_refused_by_their_nam
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["llama_biases", "qwen2", "qwen3_moe_768", "gemma2", "phi3"])
+@pytest.mark.parametrize("name", ["llama_biases", "qwen2", "qwen3_moe_768", "gemma2", "phi3", "gpt2"])
 def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
     """It leaves out biases of Llama, and the scaling of rotary embeddings."""
     path = convert(random_model(name), tmp_path / "a.gguf")

@@ -22,7 +22,7 @@ from python_backends.engine.model.weights import take_layers
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
-from tests.support.model_source import read_from
+from tests.support.model_source import facts_from, read_from
 from tests.support.rounded_head import with_rounded_head
 from tests.support.tiny_models import (
     BY_LAYERS,
@@ -172,11 +172,14 @@ def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def _with_rounded_weights(model: Any) -> Any:
     """transformers' model, each weight of a layer's products as what it is after rounding."""
     rounded = copy.deepcopy(model)
-    for name, weight in rounded.base_model.layers.named_parameters():
+    family = facts_from(model).family
+    for name, weight in getattr(rounded.base_model, family.layers).named_parameters():
         if weight.ndim > 1 and not name.endswith("mlp.gate.weight"):  # neither a vector nor a router
-            linear = quantise(Linear(weight.detach(), None))
+            plain = weight.detach().T if family.inputs_first else weight.detach()
+            linear = quantise(Linear(plain, None))
             assert linear.scale is not None
-            weight.data = linear.weight * linear.scale[..., None]
+            changed = linear.weight * linear.scale[..., None]
+            weight.data = changed.T if family.inputs_first else changed
     return rounded
 
 

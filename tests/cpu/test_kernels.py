@@ -68,7 +68,7 @@ from tests.support.tiny_models import Agreement, Serving, TinyModel, build, rand
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 
 with tempfile.TemporaryDirectory() as directory:
-    for name in ("qwen3_moe", "gemma2", "gpt_neox", "llama_grouped"):
+    for name in ("qwen3_moe", "gemma2", "gpt_neox", "gpt2", "llama_grouped"):
         model = TinyModel(Path(directory) / name, build(name), Agreement())
         model.model.save_pretrained(model.directory)
         requests = random_requests(2, seed=3, max_tokens=6)

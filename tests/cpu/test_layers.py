@@ -182,6 +182,7 @@ class Random:
         self.dtype, self.heads, self.layers = dtype, heads, layers
         self.norm, self.head = random_norm(), random_linear(vocabulary, HIDDEN, bias=False)
         self.embedding = rounded(torch.randn(vocabulary, HIDDEN))
+        self.positions: Tensor | None = None
         self.embedding_scale, self.logit_scale, self.logit_softcap = 1.0, 1.0, None
         self.rotary = Rotary(ROTARY.frequencies[: heads.head_dim // 2], ROTARY.scale)
         # of each layer and span, all that is in KV blocks: [2, kv_heads, tokens, dim]
@@ -198,6 +199,8 @@ class Random:
     def expected(self, span: int) -> Tensor:
         """x [tokens, hidden] of a span after all layers, by torch, rounded where the layers round."""
         x = self.embedding_scale * self.embedding[self.tokens[span]]
+        if self.positions is not None:
+            x = x + self.positions[SPANS[span][0] :][: len(x)]
         for index, layer in enumerate(self.layers):
             scale, feed_forward = layer.residual_scale, layer.feed_forward
             attended = self._linear(self._attended(x, span, index), layer.attention.output, span, index, "o")
@@ -230,6 +233,7 @@ class Random:
             (self.rotary,),
             len(self.layers),
             embedding,
+            None if self.positions is None else self.positions.to(self.dtype),
             self.embedding_scale,
             self.norm,
             head,
@@ -467,6 +471,14 @@ def test_embedding_and_head_are_scaled_capped_and_may_be_one(
         model.head = Linear(head.weight * head.scale.float()[:, None], model.head.bias)
         model.embedding = model.head.weight if tied else model.embedding
     made_here.check(got, expected_logits(model))
+
+
+@wanted
+def test_the_row_of_its_position_is_added_to_the_embedding_of_a_token(made_here: Made) -> None:
+    torch.manual_seed(7)
+    model = made_here.model("grouped", {})
+    model.positions = rounded(torch.randn(POSITIONS, HIDDEN))
+    made_here.check(made_here.computed(model)(ALL), expected_logits(model))
 
 
 @wanted

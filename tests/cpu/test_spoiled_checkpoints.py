@@ -184,8 +184,8 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
     "dtype torch.bfloat16": (configured(dtype=..., torch_dtype="torch.bfloat16"), "dtype = 'torch.bfloat16'"),
     "dtype no text": (configured(dtype={"a": 1}), "dtype = .*must be one of"),
     "no architecture of ours": (
-        configured(architectures=["GPT2LMHeadModel"]),
-        "architecture GPT2LMHeadModel",
+        configured(architectures=["FalconForCausalLM"]),
+        "architecture FalconForCausalLM",
     ),
     "another type": (
         configured(model_type="mistral"),

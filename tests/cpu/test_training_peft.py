@@ -18,6 +18,7 @@ from python_backends.finetuning.packs import mini_batch, packed
 from python_backends.nouns.training import Pack
 from tests.support import finetuning_jobs
 from tests.support.finetuning_jobs import ALPHA, BATCH_SIZE, MODULES, RANK, SEED, examples, new_job, settings
+from tests.support.model_source import facts_from
 from tests.support.tiny_models import RELATIVES, TINY, WITH_EXPERTS, Serving, TinyModel, random_requests
 from tests.support.training_reference import by_tiles, difference, random_pack, trained, transformed
 
@@ -33,7 +34,10 @@ def with_adapter(
     `shape`: rank, alpha and modules.
     """
     rank, alpha, modules = shape
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(modules))
+    inputs_first = facts_from(model).family.inputs_first
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(modules), fan_in_fan_out=inputs_first
+    )
     theirs = peft.get_peft_model(model, config, autocast_adapter_dtype=False).to(dtype).eval()
     parameters = {
         key.replace(".default", ""): each for key, each in theirs.named_parameters() if each.requires_grad

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
@@ -47,7 +48,7 @@ def convert(model: Any, path: Path, more: Mapping[str, NDArray[Any]] = MappingPr
     tokens = byte_level(size=config.vocab_size - 4)
     tokens |= {f"{KEY}.padding_token_id": tokens[f"{KEY}.bos_token_id"]}
     fields = {"general.architecture": name, **tokens, **_prefixed(name, _fields(config))}
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
         tensors[LLAMA3_ROWS] = _llama3(rope, config.head_dim)
     for length in ("long", "short") if rope.get("rope_type") == "longrope" else ():
@@ -69,6 +70,15 @@ def _prefixed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(config: Any) -> dict[str, Any]:
+    if config.model_type == "gpt2":
+        return {
+            "context_length": config.n_positions,
+            "embedding_length": config.n_embd,
+            "block_count": config.n_layer,
+            "feed_forward_length": config.n_inner,
+            "attention.head_count": config.n_head,
+            "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        }
     rope = config.rope_parameters
     full = rope.get("full_attention", rope)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -116,6 +126,8 @@ def _converted(architecture: str, name: str, values: NDArray[Any], config: Any) 
         return _permuted(values, config.num_key_value_heads)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1
+    if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
+        return np.ascontiguousarray(values.T)
     return values
 
 

@@ -19,16 +19,23 @@ def adapted_model(model: Any, rank: int, seed: int = 0, patterns: bool = False) 
     """
     torch.manual_seed(100 + seed)
     model = copy.deepcopy(model)
-    names = list(names_of(modules_of(facts_from(model))))
+    facts = facts_from(model)
+    names = list(names_of(modules_of(facts)))
     options: dict[str, Any] = {}
     if patterns:
         options = {
-            "rank_pattern": {r"layers\.1\..*": rank + 1},
+            "rank_pattern": {rf"{facts.family.layers}\.1\..*": rank + 1},
             "alpha_pattern": {names[0]: 3},
             "use_rslora": True,
         }
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM", lora_dropout=0.1, **options
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=names,
+        task_type="CAUSAL_LM",
+        lora_dropout=0.1,
+        fan_in_fan_out=facts.family.inputs_first,
+        **options,
     )
     made = get_peft_model(model, config).eval()
     for key, weight in made.named_parameters():

@@ -27,6 +27,7 @@ from transformers import (
     GemmaConfig,
     Glm4Config,
     GlmConfig,
+    GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     HeliumConfig,
@@ -185,6 +186,16 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "gemma": (GemmaConfig, _WIDE_HEADS),
     "glm": (GlmConfig, _WIDE_HEADS),
     "glm4": (Glm4Config, _WIDE_HEADS),
+    "gpt2": (GPT2Config, {"num_attention_heads": 4}),
+    "gpt2_wide": (
+        GPT2Config,
+        {
+            "num_attention_heads": 4,
+            "n_inner": 96,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt_neox_sequential": (
         GPTNeoXConfig,
         {

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from python_backends.engine.model.description import Layer, Linear, Model
 from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.torch.adapters.modules import names_of
 from python_backends.engine.torch.decoder import rotary_tables
 from python_backends.engine.torch.operators import norm_operator
 from python_backends.engine.torch.training.adapter import Adapter, targets_of
@@ -57,7 +58,7 @@ def trained(name: str, dtype: torch.dtype, shape: AdapterShape | None = None) ->
 
 
 def every_module(model: TrainedModel) -> AdapterShape:
-    return AdapterShape(3, 6.0, tuple(part.name for parts in model.modules.values() for part in parts))
+    return AdapterShape(3, 6.0, names_of(model.modules))
 
 
 def drawn(model: TrainedModel, shape: AdapterShape) -> Adapter:
@@ -118,6 +119,8 @@ def whole(name: str, adapter: Adapter, pack: Pack, dtype: torch.dtype) -> tuple[
             torch.from_numpy(each[begin:end].astype(np.int64)) for each in (pack.tokens, pack.labels)
         )
         x = functional.embedding(tokens, description.embedding) * description.embedding_scale
+        if description.positions is not None:
+            x = x + description.positions[: len(tokens)]
         tables = [
             tuple(part[: len(tokens), None] for part in rotary_tables(rotary, len(tokens), dtype))
             for rotary in description.rotaries

@@ -7,8 +7,13 @@ transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
+
+OUTSIDE = MappingProxyType(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,12 @@ class Architecture:
     model_type: str  # transformers' names
     model_class: str
     layer: MappingProxyType[str, str]  # modules of a layer: llama.cpp's name → transformers'
+    layers: str = "model.layers"
+    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)  # modules beside the layers, likewise
+    eps: str = "rms_norm_eps"
+    eps_field: str = "layer_norm_rms_epsilon"
+    has_rotaries: bool = True
+    inputs_first: bool = False  # transformers has weights of a layer's products as [in, out], the file never
     permuted: bool = False  # rows of q and k are stored so that neighbours turn together
     norm_plus_one: bool = False  # norms are stored as 1 + w
     wide_model: int | None = None  # the number of layers of the size that scales queries by hidden / heads
@@ -64,8 +75,23 @@ _PHI3 = MappingProxyType(
         "ffn_down": "mlp.down_proj",
     }
 )
-OUTSIDE = MappingProxyType(  # of the layers
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GPT2 = MappingProxyType(
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    }
+)
+_OUTSIDE_GPT2 = MappingProxyType(
+    {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    }
 )
 
 ARCHITECTURES = MappingProxyType(
@@ -85,6 +111,17 @@ ARCHITECTURES = MappingProxyType(
             wide_model=62,
         ),
         "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
+        "gpt2": Architecture(
+            "gpt2",
+            "GPT2LMHeadModel",
+            _GPT2,
+            layers="transformer.h",
+            outside=_OUTSIDE_GPT2,
+            eps="layer_norm_epsilon",
+            eps_field="layer_norm_epsilon",
+            has_rotaries=False,
+            inputs_first=True,
+        ),
     }
 )
 # what an architecture is called, too, if it has experts

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from python_backends.checkpoint.families import FAMILIES
 from python_backends.checkpoint.gguf.architectures import ARCHITECTURES, MIXTURES, Architecture
 from python_backends.checkpoint.gguf.header import Header
 from python_backends.checkpoint.gguf.metadata import Metadata
@@ -28,6 +29,7 @@ READ = frozenset(  # by `config_of` and `rotary`
         "attention.sliding_window",
         "attention.sliding_window_pattern",
         "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "rope.dimension_count",
@@ -74,14 +76,17 @@ def config_of(metadata: Metadata, header: Header, factors: Factors) -> dict[str,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.whole(f"{name}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.real(f"{name}.attention.layer_norm_rms_epsilon"),
+        architecture.eps: metadata.real(f"{name}.attention.{architecture.eps_field}"),
         "max_position_embeddings": metadata.whole(f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if not any(each.kind for each in header.tensors.values()) else QUANTISED,
         **_tokens(metadata),
     }
-    config |= rope_fields(metadata, name, config, factors)
-    return config | _FIELDS.get(architecture.model_type, _nothing)(metadata, header, config)
+    if architecture.has_rotaries:
+        config |= rope_fields(metadata, name, config, factors)
+    config |= _FIELDS.get(architecture.model_type, _nothing)(metadata, header, config)
+    names = FAMILIES[architecture.model_class].field_names
+    return {names.get(field, field): value for field, value in config.items()}
 
 
 def _refuse_unknown(metadata: Metadata, name: str, architecture: Architecture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +66,9 @@ class GgufSource:
 
     @cached_property
     def tensors(self) -> Mapping[str, Stored]:
-        found = {name: tensors.stored(self._file, name, each) for name, each in self._header.tensors.items()}
+        found = {name: self._stored(name) for name in self._header.tensors}
         tensors.check_places(found, self._header)
-        return {name: found[own] for name, own in self._names.items()}
+        return {name: self._shown(own, found[own]) for name, own in self._names.items()}
 
     def read(
         self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
@@ -75,7 +76,7 @@ class GgufSource:
         changed = tensors.as_transformers_has_it(self._architecture, self._num_heads)
         own = self._names[name]
         try:
-            values = changed(own, tensors.values_of(self.tensors[name], own, dtype))
+            values = changed(own, tensors.values_of(self._stored(own), own, dtype))
         except (OSError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -117,13 +118,18 @@ class GgufSource:
     def _names(self) -> dict[str, str]:
         return tensors.names_of(self._architecture, self._header)
 
+    def _stored(self, name: str) -> Stored:
+        return tensors.stored(self._file, name, self._header.tensors[name])
+
+    def _shown(self, name: str, stored: Stored) -> Stored:
+        turned = tensors.is_turned(self._architecture, name, stored.shape)
+        return replace(stored, shape=stored.shape[::-1]) if turned else stored
+
     def _num_heads(self, module: str) -> int:
         config = self.config
         return int(config["num_attention_heads" if module == "attn_q" else "num_key_value_heads"])
 
     def _factors(self, name: str) -> Sequence[float] | None:
-        entry = self._header.tensors.get(name)
-        if entry is None:
+        if name not in self._header.tensors:
             return None
-        where = tensors.stored(self._file, name, entry)
-        return [float(value) for value in tensors.values_of(where, name).ravel()]
+        return [float(value) for value in tensors.values_of(self._stored(name), name).ravel()]

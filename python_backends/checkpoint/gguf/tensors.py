@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from python_backends.checkpoint.gguf.architectures import OUTSIDE, Architecture
+from python_backends.checkpoint.gguf.architectures import Architecture
 from python_backends.checkpoint.gguf.header import Entry, Header, aligned
 from python_backends.checkpoint.source import CheckpointError, Stored
 
@@ -32,9 +32,9 @@ def _name(architecture: Architecture, name: str) -> str:
     if layer := LAYER.fullmatch(name):
         number, module, part = layer.groups()
         if module in architecture.layer:
-            return f"model.layers.{number}.{architecture.layer[module]}.{part}"
+            return f"{architecture.layers}.{number}.{architecture.layer[module]}.{part}"
     module, _, part = name.rpartition(".")
-    return f"{OUTSIDE[module]}.{part}" if module in OUTSIDE else name
+    return f"{architecture.outside[module]}.{part}" if module in architecture.outside else name
 
 
 def stored(path: Path, name: str, entry: Entry) -> Stored:
@@ -94,6 +94,11 @@ def values_of(where: Stored, name: str, dtype: torch.dtype | None = None) -> Ten
     return values.reshape(where.shape)
 
 
+def is_turned(architecture: Architecture, name: str, shape: Sequence[int]) -> bool:
+    """Whether transformers has its rows as columns."""
+    return architecture.inputs_first and len(shape) == 2 and LAYER.fullmatch(name) is not None
+
+
 def as_transformers_has_it(
     architecture: Architecture, heads: Callable[[str], int]
 ) -> Callable[[str, Tensor], Tensor]:
@@ -106,7 +111,7 @@ def as_transformers_has_it(
             return _halves_turn(values, heads(module))
         if architecture.norm_plus_one and module.endswith("norm") and name.endswith(".weight"):
             values -= 1
-        return values
+        return values.T.contiguous() if is_turned(architecture, name, values.shape) else values
 
     return changed
 

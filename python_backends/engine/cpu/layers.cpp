@@ -88,7 +88,7 @@ public:
         const size_t grouped = size_t(rows) * m_most_grouped;
         m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(grouped / GROUP), m_memory.totals.of(grouped / GROUP)};
         Phases phases;
-        add_embedding(phases, step.tokens, rows, x);
+        add_embedding(phases, step.tokens, batch, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
             const auto& layer = m_layers[index];
             auto* attended = m_memory.attended.of(size_t(rows) * query_width);
@@ -122,12 +122,13 @@ public:
 
 private:
     // x [rows, hidden]
-    void add_embedding(Phases& phases, const int* tokens, int rows, float* x) {
+    void add_embedding(Phases& phases, const int* tokens, const Batch& batch, float* x) {
         const int width = m_model.hidden;
         const auto* embedding = static_cast<const Value*>(m_model.embedding);
         const auto head = m_model.head;
         const float scale = m_model.embedding_scale;
-        phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
+        const float* positions = m_model.positions;
+        phases.add(batch.rows(), TAKEN, [=, &batch](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const int token = tokens[row];
                 auto* to = x + size_t(row) * width;
@@ -139,6 +140,12 @@ private:
                     const auto* from = embedding + size_t(token) * width;
                     for (int i = 0; i < width; ++i) {
                         to[i] = widened(from[i]) * scale;
+                    }
+                }
+                if (positions) {
+                    const auto* add = positions + size_t(batch.places()[row].position) * width;
+                    for (int i = 0; i < width; ++i) {
+                        to[i] += add[i];
                     }
                 }
             }

@@ -54,6 +54,7 @@ struct GaplessModel {
     const GaplessLayer* layers;
     const GaplessRotary* rotaries;
     const void* embedding;  // [vocabulary, hidden] in the model's format; null: the head's weight is it
+    const float* positions;  // [context, hidden] added to the embedding; null: none
     GaplessNorm norm;
     GaplessWeight head;    // outputs: the vocabulary
     int64_t block_stride;  // numbers from one KV block to the next

@@ -80,6 +80,7 @@ class ModelTable(ctypes.Structure):
         ("layers", POINTER(LayerTable)),
         ("rotaries", POINTER(RotaryTable)),
         ("embedding", c_void_p),
+        ("positions", c_void_p),
         ("norm", NormTable),
         ("head", Weight),
         ("block_stride", c_int64),
@@ -122,6 +123,7 @@ class PackedModel:
         heads = model.heads
         self._table = ModelTable(
             embedding=None if model.is_tied else self._place(model.embedding),
+            positions=None if model.positions is None else self._place(model.positions.float()),
             norm=self._norm(model.norm),
             head=head,
             format=FORMATS[self._dtype],

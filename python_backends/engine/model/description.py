@@ -150,6 +150,7 @@ class Model:
     rotaries: tuple[Rotary, ...]
     num_layers: int
     embedding: Tensor  # [vocabulary, hidden]
+    positions: Tensor | None  # [context, hidden], added to the scaled embedding of a token there
     embedding_scale: float
     norm: Norm
     head: Linear  # to the logits; its weight may be the embedding itself

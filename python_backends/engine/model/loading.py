@@ -38,7 +38,7 @@ class Weights:
         """
         self.dtype, self.device, self._source = dtype, device, source
         self._product_dtype = None if stored_products else dtype
-        self._shapes = shapes_of(facts)
+        self._shapes, self._inputs_first = shapes_of(facts), facts.family.inputs_first
         try:
             self._names = located(facts, source)
         except CheckpointError as error:
@@ -55,8 +55,9 @@ class Weights:
         return self._read(name, self.dtype)
 
     def product(self, name: str) -> Tensor:
-        """The weight of one of a layer's products, likewise."""
-        return self._read(name, self._product_dtype)
+        """The weight [out, in] of one of a layer's products, likewise, however the family stores it."""
+        weight = self._read(name, self._product_dtype)
+        return weight.T.contiguous() if self._inputs_first else weight
 
     def _read(self, name: str, dtype: torch.dtype | None) -> Tensor:
         pieces = [self._piece(name, dtype) for name in self._names[name]]

@@ -16,7 +16,7 @@ from python_backends.checkpoint.expert_tensors import DOWN, ROUTER, UP
 from python_backends.checkpoint.family import HeadNorm
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.checkpoint.ropes import Rope
-from python_backends.checkpoint.tensor_names import HEAD, embedding_name, layer_prefix
+from python_backends.checkpoint.tensor_names import HEAD, embedding_name, layer_prefix, positions_name
 from python_backends.engine.model.description import (
     Attention,
     Experts,
@@ -42,6 +42,7 @@ def describe(facts: ModelFacts, weights: Weights, declared_tokens: int) -> Model
         rotaries=tuple(Rotary(each.frequencies.to(weights.device), each.scale) for each in rotaries),
         num_layers=facts.num_layers,
         embedding=embedding,
+        positions=weights.tensor(positions_name(facts)) if facts.family.positions else None,
         embedding_scale=_embedding_scale(facts, weights.dtype),
         norm=_norm(facts, weights, f"{facts.family.body}.{facts.family.final_norm}"),
         head=_head(facts, weights, embedding),

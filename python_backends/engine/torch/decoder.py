@@ -140,7 +140,7 @@ class Decoder:
         state_layer: int = 0,
     ) -> None:
         """`state_layer`: after so many layers `forward` keeps hidden states."""
-        self.embedding, self.heads = model.embedding, model.heads
+        self.embedding, self._positions, self.heads = model.embedding, model.positions, model.heads
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
         self.head = projection_of(model.head, kernels)
@@ -171,7 +171,7 @@ class Decoder:
         """The same, and the residual stream [rows, hidden] of `state_rows` [rows] after `state_layer` layers,
         float32.
         """
-        x, step, added = self.embedded(batch.tokens), self.inputs(batch, cache), None
+        x, step, added = self.embedded(batch), self.inputs(batch, cache), None
         states: Tensor | None = None
         for index, block in enumerate(self.blocks):
             if state_rows is not None and added is not None and index == self._state_layer:
@@ -184,9 +184,10 @@ class Decoder:
             return normed.new_empty((0, len(self.embedding))), states
         return self._cap_logits(self._scale_logits(self.head.forward(normed))), states
 
-    def embedded(self, tokens: Tensor) -> Tensor:
+    def embedded(self, batch: StepBatch) -> Tensor:
         """The residual stream [tokens, hidden] before the first layer."""
-        return self._scale_embedding(functional.embedding(tokens, self.embedding))
+        x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))
+        return x if self._positions is None else x + self._positions[batch.positions]
 
     def inputs(self, batch: StepBatch, cache: KVCache) -> StepInputs:
         rotations = self.tables if self._kernels else self.rotations(batch.positions)

@@ -45,7 +45,7 @@ def modules_of(facts: ModelFacts) -> Modules:
 
 def prefix_of(facts: ModelFacts) -> str:
     """What PEFT's keys of the layers begin with."""
-    return f"base_model.model.{facts.family.body}.layers"
+    return f"base_model.model.{facts.family.body}.{facts.family.layers}"
 
 
 def key_of(prefix: str, layer: int, part: Module, side: str) -> str:
@@ -60,7 +60,8 @@ def most_bytes(modules: Modules, num_layers: int, max_rank: int) -> int:
 
 
 def names_of(modules: Modules) -> tuple[str, ...]:
-    return tuple(module.name for parts in modules.values() for module in parts)
+    """Each once: modules of two products may have the same."""
+    return tuple(dict.fromkeys(module.name for parts in modules.values() for module in parts))
 
 
 def _modules(

@@ -41,7 +41,7 @@ KNOWN = frozenset(
         *("revision", "task_type", "exclude_modules", "layers_pattern", "layers_to_transform"),
         *("lora_dropout", "init_lora_weights", "megatron_core", "ensure_weight_tying"),
         *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "velora_config"),
-        *("qalora_group_size", "runtime_config"),
+        *("qalora_group_size", "runtime_config", "fan_in_fan_out"),  # PEFT sets the last one by the module
     )
 )
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {

@@ -126,7 +126,7 @@ class PackRun:
         block = decoder.blocks[tile.layer]
         inputs, count = self._inputs_of(tile.first, tile.last), tile.last - tile.first
         if tile.layer == 0:
-            x, added = decoder.embedded(inputs.batch.tokens), None
+            x, added = decoder.embedded(inputs.batch), None
         else:  # copies, with rows of zeros after them
             padding = (0, 0, 0, len(inputs.batch.tokens) - count)
             x, added = (functional.pad(each[rows], padding) for each in (self._stream, self._added))
