@@ -69,8 +69,10 @@ def test_the_products_of_what_peft_writes_are_those_of_peft(name: str, tmp_path:
             assert torch.allclose(ours[product].b @ ours[product].a, change, atol=1e-5)
 
 
-def test_peft_reads_what_is_written(tmp_path: Path) -> None:
-    model = transformed("llama_grouped")
+@pytest.mark.parametrize("name", ["llama_grouped", "gpt2"])
+def test_peft_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    """It warns of a `fan_in_fan_out` that is not its module's, and a warning is an error here."""
+    model = transformed(name)
     first = save_adapter(model, tmp_path / "theirs", rank=4)
     tensors = load_file(first / WEIGHTS)
     shape = AdapterShape(4, 8.0, names_of(modules_of(facts_from(model))))

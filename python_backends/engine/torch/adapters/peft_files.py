@@ -23,6 +23,7 @@ from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
 
+from python_backends.checkpoint.families import FAMILIES
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters.path_patterns import PatternError, compiled, is_name
@@ -53,6 +54,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 NEUTRAL = {"bias": "none"}  # of the other fields: what is as good as nothing
 # the others change the weights of the model that the adapter is made for
 INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
+# what keys begin with where the model's own weights are stored [in, out]
+INPUTS_FIRST = tuple(
+    f"base_model.model.{each.body}.{each.layers}." for each in FAMILIES.values() if each.inputs_first
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +119,7 @@ def write(
         "lora_dropout": 0.0,
         "target_modules": list(shape.modules),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": next(iter(weights)).startswith(INPUTS_FIRST),
         "use_rslora": False,
         "use_dora": False,
         "modules_to_save": None,
