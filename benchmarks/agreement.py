@@ -58,7 +58,7 @@ def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tu
     layers = "auto" if by == "layers" else "off"
     settings = Settings(
         ModelSettings(str(MODEL), dtype, weights),
-        EngineSettings("torch", threads=THREADS, fused_layers=layers),
+        EngineSettings("torch", threads=THREADS, cpp_layers=layers),
     )
     scheduler, engine = build(settings)
     answers: list[list[int]] = [[] for _ in prompts]

@@ -36,9 +36,9 @@ class Queue:
         return await self._ask(Order("status"), SILENT_S)
 
     async def retry_after_s(self) -> int:
-        """Returns in how many seconds the queue is expected to be drained, between LEAST_S and MOST_S."""
-        drain_s: float = (await self.status()).get("drain_s", 0.0)
-        return min(MOST_S, max(LEAST_S, math.ceil(drain_s)))
+        """Returns in how many seconds those that wait are expected to have slots, between LEAST_S and MOST_S."""
+        queue_wait_s: float = (await self.status()).get("queue_wait_s", 0.0)
+        return min(MOST_S, max(LEAST_S, math.ceil(queue_wait_s)))
 
     async def requests(self, client_id: str) -> list[dict[str, Any]] | None:
         """Returns what is known of the open requests that their client calls so: one for each choice. None if

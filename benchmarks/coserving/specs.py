@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.finetuning_trainers import make_job, random_examples
 from benchmarks.common.models import VOCABULARY
 from python_backends.finetuning import jobs
-from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
+from python_backends.settings import (
+    EngineSettings,
+    FinetuningSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+)
 
 SLOTS, MAX_MODEL_TOKENS, KV_GIB = 32, 512, 0.75
 EXAMPLE_TOKENS, NUM_EXAMPLES, BATCH_SIZE = 256, 1024, 4
@@ -35,7 +41,6 @@ class Spec:
 
 
 def settings_of(model: Model, spec: Spec, slo_s: float = 0.1) -> Settings:
-    finetuning = FinetuningSettings(enabled=spec.kind != "serve" or bool(spec.training))
     return Settings(
         model=ModelSettings(
             directory=str(model.directory), dtype=model.dtype, max_model_tokens=MAX_MODEL_TOKENS
@@ -47,7 +52,8 @@ def settings_of(model: Model, spec: Spec, slo_s: float = 0.1) -> Settings:
             threads=spec.threads,
             steps_ahead=0,
         ),
-        finetuning=replace(finetuning, tpot_ms=slo_s * 1000),
+        scheduling=SchedulingSettings(late_token_ms=slo_s * 1000),
+        finetuning=FinetuningSettings(enabled=spec.kind != "serve" or bool(spec.training)),
     )
 
 

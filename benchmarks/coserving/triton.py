@@ -47,7 +47,7 @@ def through_triton(
             "model.max_model_tokens": str(MAX_MODEL_TOKENS),
             "engine.kind": "torch",
             "engine.slots": str(SLOTS),
-            "finetuning.tpot_ms": str(slo_s * 1e3),
+            "scheduling.late_token_ms": str(slo_s * 1e3),
             "finetuning.directory": directory,
         }
         jobs = jobs_directory(load(ROOT / "gapless.toml", given))

@@ -44,7 +44,7 @@ from python_backends.instance.warm_up import warm_up
 from python_backends.nouns.request import AdapterVersion, Request, Sampling
 from python_backends.nouns.training import Keep
 from python_backends.scheduling.slot_scheduler import SlotScheduler
-from python_backends.settings import TRAINS, FinetuningSettings
+from python_backends.settings import TRAINS, SchedulingSettings
 
 PACK_TOKENS, CONTEXT_TOKENS = 2048, 512
 SLOTS, SLOS_MS, NUM_ADAPTERS = (8, 64), (45.0, 20.0), (0, 1, 8)
@@ -213,8 +213,8 @@ class Part:
         self, scheduler: SlotScheduler, directory: Path, slo_ms: float, stack: ExitStack
     ) -> SpareTime:
         job = endless_job(directory, self.amount.lengths, self._measured.vocabulary)
-        finetuning = FinetuningSettings(tpot_ms=slo_ms)
-        settings = replace(self._settings, finetuning=finetuning)
+        scheduling = SchedulingSettings(late_token_ms=slo_ms)
+        settings = replace(self._settings, scheduling=scheduling)
         training = build_training(settings, self._engine, scheduler)
         assert training is not None
         lock = stack.enter_context(ExitStack())

@@ -38,7 +38,7 @@ SETUPS = {
     for setup in (
         Setup("gapless", "gapless"),
         Setup("gapless_async", "gapless", {"steps_ahead": 1}),
-        Setup("gapless_torch", "gapless", {"kind": "torch", "fused_layers": "off"}),
+        Setup("gapless_torch", "gapless", {"kind": "torch", "cpp_layers": "off"}),
         Setup("gapless_triton", "gapless_triton"),
         Setup("openvino", "openvino"),
         Setup("openvino_defaults", "openvino", {"default_kv_precision": True}),

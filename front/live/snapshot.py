@@ -47,7 +47,7 @@ class Snapshot(Struct):
     answers: bool  # whether the scheduler model does
     open: int  # requests; `rows` and `waiting` have the first of them
     waits: dict[str, int]  # requests without a slot, by the reason
-    drain_s: float  # in which the queue is expected to be drained
+    queue_wait_s: float  # until the last request that waits is expected to have a slot
     tokens_per_s: float | None
     gap_s: float | None  # the longest idle time of a device between two steps, as a bound; 0: there was none
     late: dict[str, int] | None  # tokens that came late since the last snapshot, by cause
@@ -103,7 +103,7 @@ class Snapshots:
             answers=bool(status),
             open=status.get("open", 0),
             waits=status.get("waiting", {}),
-            drain_s=status.get("drain_s", 0.0),
+            queue_wait_s=status.get("queue_wait_s", 0.0),
             tokens_per_s=_rate(before, status, now_s - self._time_s) if is_pair else None,
             gap_s=_longest_gap_s(before["gaps"], status["gaps"]) if is_pair else None,
             late=_more(before["late_tokens"], status["late_tokens"]) if is_pair else None,

@@ -110,7 +110,7 @@ def build_training(
 def spare_time(settings: Settings, *works: SpareWork | None) -> SpareTime:
     """For those of `works` that there are."""
     found = [work for work in works if work is not None]
-    return SpareTime(found, settings.finetuning.tpot_ms / 1000)
+    return SpareTime(found, settings.scheduling.late_token_ms / 1000)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:

@@ -1,5 +1,5 @@
 """What is predicted of open streams, for operators and for the front: how long each answer gets, the place of
-those that wait, and how soon the queue is drained.
+those that wait, and how soon the last of them has its slot.
 
 Changes nothing. Policies may give the slots in another order than that of arrival, which is assumed here.
 """
@@ -38,7 +38,7 @@ class Forecast:
         waiting = (stream for stream in self._streams if not stream.seated)
         return {stream.request_id: place for place, stream in enumerate(waiting, 1)}
 
-    def drain_s(self) -> float:
+    def queue_wait_s(self) -> float:
         """Returns in how many seconds the last stream that waits will have its slot; if none waits, in how
         many the first answer ends; 0 if none is open.
         """

@@ -40,7 +40,7 @@ NUMBERS = {
     "num_retained_blocks": Shown(("gapless_kv_blocks_retained",)),
     "num_borrowed_blocks": Shown(("gapless_finetuning_borrowed_blocks",)),
     "peak_blocks": Shown(("gapless_admission_peak_blocks",), in_status="peak_blocks"),
-    "num_evictions": Shown(("gapless_evictions",), in_status="evictions"),
+    "num_evictions": Shown(in_status="evictions"),
     "num_adapters": Shown(("gapless_adapters_loaded",)),
     "step_s": Shown((), "gapless_instance_step_seconds", "step_s"),
 }
@@ -58,6 +58,7 @@ class InstanceLoads:
         self._clock = clock
         self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, InstanceLoad] = {}  # of instances that are ready
+        self._num_evictions: dict[int, int] = {}  # that each instance has counted, by its last heartbeat
         self._places: dict[int, tuple[str, int]] = {}  # host and pid of each instance when it got ready
         self.wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
@@ -103,12 +104,19 @@ class InstanceLoads:
         self._metrics.histograms["gapless_token_gap_seconds"].add(said.gap_counts, said.gap_sum_s)
         for cause, count in zip(LATE_CAUSES, said.late_tokens, strict=False):
             self._metrics.count("gapless_late_tokens_total", count, (("cause", cause),))
+        self._count_evictions(load.number, said.num_evictions)
         if said.moved_bytes:
             self._metrics.count("gapless_migration_bytes_total", said.moved_bytes)
         if said.training is not None:
             self._count_training(said.training)
         if self._router is not None:
             self._router.heard(load)
+
+    def _count_evictions(self, instance: int, counted: int) -> None:
+        """An instance that was started again has begun anew."""
+        before = self._num_evictions.get(instance, 0)
+        self._num_evictions[instance] = counted
+        self._metrics.count("gapless_evictions_total", counted - before if counted >= before else counted)
 
     def _count_training(self, training: TrainingLoad) -> None:
         count = self._metrics.count

@@ -44,7 +44,7 @@ class Status:
             "ready": any(each["state"] == "ready" for each in instances),
             "open": len(self._table),
             "waiting": {reason: count for reason, count in waiting.items() if count},
-            "drain_s": round(forecast.drain_s(), 3),
+            "queue_wait_s": round(forecast.queue_wait_s(), 3),
             "generated_tokens": round(num_generated),
             "late_tokens": sums("gapless_late_tokens_total", "cause"),
             "gaps": self._gaps(),

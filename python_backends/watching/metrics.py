@@ -34,7 +34,6 @@ GAUGES = {
         "Most KV blocks in use in the coming steps, estimated by admission from predicted lengths"
     ),
     "gapless_adapters_loaded": "LoRA adapters in the memory of engines, summed over all instances",
-    "gapless_evictions": "Sequences evicted because no KV blocks were free",
     "gapless_instances": "Instances by state: starting, ready, draining, lost",
     "gapless_instance_slots_busy": "Slots in use, by instance",
     "gapless_instance_kv_blocks_used": "KV blocks held by running requests, by instance",
@@ -51,9 +50,10 @@ GAUGES = {
 COUNTERS = {
     "gapless_generated_tokens_total": "Output tokens",
     "gapless_late_tokens_total": (
-        "Output tokens that came later than finetuning.tpot_ms after the one before, by cause"
+        "Output tokens that came later than scheduling.late_token_ms after the one before, by cause"
         " (docs/token_way.md)"
     ),
+    "gapless_evictions_total": "Sequences evicted because no KV blocks were free",
     "gapless_prompt_tokens_total": "Prompt tokens of accepted requests",
     "gapless_adapter_requests_total": "Requests accepted with a LoRA adapter, by adapter and version",
     "gapless_prefix_hit_tokens_total": "Prompt tokens found in kept KV blocks",

@@ -37,7 +37,14 @@ from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.blocks import BlockPool
-from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
+from python_backends.settings import (
+    ROOT,
+    EngineSettings,
+    FinetuningSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+)
 from tests.cpu.test_finetuning import new_job, weights
 from tests.support.instance_link import Link
 from tests.support.tiny_models import VOCABULARY, TinyModel
@@ -95,9 +102,14 @@ class Server:
         self.engine.close()
 
 
-def settings(tiny: TinyModel, engine: dict[str, Any] | None = None, **finetuning: Any) -> Settings:
-    given = {"tpot_ms": 200.0, **finetuning}
-    return replace(tiny.settings(**(engine or {})), finetuning=FinetuningSettings(**given))
+def settings(
+    tiny: TinyModel, engine: dict[str, Any] | None = None, late_token_ms: float = 200.0, **finetuning: Any
+) -> Settings:
+    return replace(
+        tiny.settings(**(engine or {})),
+        scheduling=SchedulingSettings(late_token_ms=late_token_ms),
+        finetuning=FinetuningSettings(**finetuning),
+    )
 
 
 def ended(job: Job) -> bool:
@@ -203,7 +215,7 @@ def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
     monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 1.0)
     few = {
         "engine": BY[by] | {"kv_blocks": blocks},
-        "tpot_ms": 1.0,  # so the pack is not done before requests need its blocks
+        "late_token_ms": 1.0,  # so the pack is not done before requests need its blocks
     }
     idle = Server(one, tmp_path / "none", **few)
     expected = served(idle)

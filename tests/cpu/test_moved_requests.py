@@ -33,7 +33,7 @@ MAKE: dict[str, Callable[[TinyModel], Engine]] = {
     "torch, fixed shapes": lambda tiny: tiny.engine(slots=3, cuda_graphs="eager"),
     "torch, ahead": lambda tiny: tiny.engine(slots=3),
     "torch, bfloat16": lambda tiny: tiny.engine(slots=3, dtype="bfloat16"),
-    "torch, blocks of 32": lambda tiny: tiny.engine(slots=3, block_tokens=32, fused_layers="off"),
+    "torch, blocks of 32": lambda tiny: tiny.engine(slots=3, block_tokens=32, cpp_layers="off"),
 }
 SERVED: tuple[str, ...] = ("torch", "torch, fixed shapes", "torch, ahead")
 if library() is not None:

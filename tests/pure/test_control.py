@@ -212,7 +212,7 @@ def test_the_status_says_what_waits_and_why(server: Server, capsys: pytest.Captu
     assert [each["waits_for"] for each in said["requests"]] == ["", "step"]
     assert [each["place"] for each in said["requests"]] == [0, 1]
     assert all(each["predicted_tokens"] > 0 for each in said["requests"])
-    assert said["drain_s"] >= 0
+    assert said["queue_wait_s"] >= 0
     assert ask(server.directory, Order("status", client_id="nobody's"))["requests"] == []
     assert control.main(["--run-directory", str(server.directory), "requests"]) == 0
     assert capsys.readouterr().out.splitlines()[2].endswith("step")

@@ -58,7 +58,7 @@ def test_places_are_those_of_arrival_among_those_that_wait() -> None:
         ([stream(n, 10) for n in range(5)], 20 * STEP_S),
     ],
 )
-def test_the_queue_is_drained_when_the_last_that_waits_gets_its_slot(
+def test_the_queue_waits_until_the_last_that_waits_gets_its_slot(
     streams: list[Stream], expected: float
 ) -> None:
-    assert Forecast(streams, 2, STEP_S).drain_s() == expected
+    assert Forecast(streams, 2, STEP_S).queue_wait_s() == expected

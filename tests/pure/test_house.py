@@ -277,6 +277,7 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
             "engine.kind = 'openvino': does not exist any more; write 'auto'",
         ),
         ({"tensorrt_llm.adapters": "here"}, "tensorrt_llm.adapters is called adapters.directory now"),
+        ({"finetuning.tpot_ms": "50"}, "finetuning.tpot_ms is called scheduling.late_token_ms now"),
         (
             {"cluster.min_instances": "2"},
             "cluster.max_instances = 0: must be at least cluster.min_instances = 2",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 NUM_REQUESTS = 64
 SUBMIT = ("--rank", "4", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "3")
 QUICK = {
-    "finetuning.tpot_ms": 100,
+    "scheduling.late_token_ms": 100,
     "engine.threads": 1,
 }
 

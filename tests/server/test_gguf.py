@@ -37,7 +37,7 @@ def test_a_file_is_served_as_a_directory_is(tmp_path: Path, layers: str) -> None
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(CONFIG).eval()
     path = convert(model, tmp_path / "small model.gguf")
-    settings = {"model.directory": str(path), "model.dtype": "float32", "engine.fused_layers": layers}
+    settings = {"model.directory": str(path), "model.dtype": "float32", "engine.cpp_layers": layers}
     gapless = Gapless(**settings)
     try:
         answer = gapless.generate(

@@ -23,7 +23,7 @@ def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(
     layers: str, policy: int
 ) -> None:
     """And where it does not, it keeps off the processor of the loop, as the engine's other threads do."""
-    gapless = Gapless(**{"engine.kind": "torch", "engine.fused_layers": layers})
+    gapless = Gapless(**{"engine.kind": "torch", "engine.cpp_layers": layers})
     everywhere = frozenset(os.sched_getaffinity(0))
     try:
         around = {gapless.server_pid(), *(gapless.stub_pid(model) for model in MODELS)}

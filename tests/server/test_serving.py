@@ -278,6 +278,7 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
         'gapless_e2e_latency_seconds_bucket{le="+Inf"}',
         "gapless_queue_time_seconds_count",
         'gapless_late_tokens_total{cause="prompts"}',
+        "gapless_evictions_total",
     ):
         assert name in after
     assert after["gapless_kv_blocks_total"] > 0

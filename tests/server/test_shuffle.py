@@ -147,7 +147,7 @@ def test_the_bundled_model_gives_the_same_answers_while_requests_move(
     """Greedy and sampled, with penalties and log-probabilities, in float32; with sliding windows or not."""
     settings = {
         "engine.kind": "torch",
-        "engine.fused_layers": layers,
+        "engine.cpp_layers": layers,
         "model.dtype": "float32",
         "engine.slots": 16,
     }

@@ -21,7 +21,7 @@ from tests.support.server.serving import BUSY, free_ports
 from tests.support.wheel import built
 
 # nothing is compiled here: that is tested elsewhere, and takes longer than all else
-SETTINGS = ("--set", "engine.fused_layers=off", "--set", "prediction.enabled=false")
+SETTINGS = ("--set", "engine.cpp_layers=off", "--set", "prediction.enabled=false")
 GAPLESS = (sys.executable, "-m", "gapless")
 
 

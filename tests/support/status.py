@@ -38,7 +38,7 @@ def status(*requests: dict[str, Any], **changes: Any) -> dict[str, Any]:
     reasons = [each["waits_for"] for each in requests if each["waits_for"]]
     return {
         "policy": "", "ready": True, "open": len(requests),
-        "waiting": {reason: reasons.count(reason) for reason in reasons}, "drain_s": 2.5,
+        "waiting": {reason: reasons.count(reason) for reason in reasons}, "queue_wait_s": 2.5,
         "generated_tokens": 1000, "late_tokens": {"decode": 0, "host": 0},
         "gaps": {"bounds_s": [0.001, 0.01], "counts": [0, 0, 0]}, "training": None,
         "instances": [instance()], "migrations": {}, "requests": list(requests), **changes,

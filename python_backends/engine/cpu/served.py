@@ -42,8 +42,8 @@ def _of_settings(settings: Settings) -> str:
         return f"model.device = {settings.model.device}"
     if settings.engine.block_tokens != BLOCK_TOKENS:
         return f"engine.block_tokens = {settings.engine.block_tokens}: they take {BLOCK_TOKENS}"
-    if settings.engine.fused_layers == "off":
-        return "engine.fused_layers = off"
+    if settings.engine.cpp_layers == "off":
+        return "engine.cpp_layers = off"
     if settings.engine.cuda_graphs != "auto":
         return f"engine.cuda_graphs = {settings.engine.cuda_graphs}"
     return ""

@@ -57,7 +57,7 @@ class EngineSettings:
         0,
         4096,
     )
-    fused_layers: str = setting(
+    cpp_layers: str = setting(
         "auto",
         "auto: on a CPU the torch engine computes all layers by code of Gapless where that knows the model,"
         " compiled at the first start if there is g++ and the processor has AVX2 | off: torch's"

@@ -21,14 +21,6 @@ class FinetuningSettings:
         " weights in memory twice meanwhile, three times where layers in C++ serve;"
         f" {TRAINS}",
     )
-    tpot_ms: float = setting(
-        100.0,
-        "milliseconds that a step and the training before it may take while requests decode: the time per"
-        " output token that readers accept. A token that comes later than this after the one before it counts"
-        " as late, whether the server trains or not",
-        1.0,
-        10_000.0,
-    )
     max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(
         "run/finetuning",

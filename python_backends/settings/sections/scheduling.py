@@ -35,6 +35,13 @@ class SchedulingSettings:
     ttft_s: float = setting(
         1.0, "when the first token is due: requests that can still meet it go first (ours)", 0.0, 3600.0
     )
+    late_token_ms: float = setting(
+        100.0,
+        "a token that comes later than this after the one before it is late (docs/token_way.md); a step and"
+        " the training before it take no longer, as expected",
+        1.0,
+        10_000.0,
+    )
 
     @property
     def uses_lengths(self) -> bool:

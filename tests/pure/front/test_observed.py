@@ -31,7 +31,7 @@ from tests.support.ensemble import ORIGIN, Ensemble, Front
 
 INSTANCE = {"slots_busy": 3, "blocks": 8, "blocks_used": 2}
 WAITS = {"waits_for": "slot", "place": 2, "predicted_tokens": 40, "id": "mine", "tokens": 0}
-STATUS = {"drain_s": 6.2, "instances": [INSTANCE], "waiting": {"slot": 2}, "requests": [WAITS]}
+STATUS = {"queue_wait_s": 6.2, "instances": [INSTANCE], "waiting": {"slot": 2}, "requests": [WAITS]}
 
 
 def ask(

@@ -35,7 +35,7 @@ def test_a_snapshot_has_what_runs_what_waits_and_why() -> None:
     assert (row["tokens"], row["predicted_tokens"], row["predicted_range"]) == (20, 60, [40, 90])
     assert (waits["request"], waits["waits_for"], waits["place"]) == (8, "memory", 1)
     assert shot["instances"][0]["blocks"] == 100
-    assert (shot["step_s"], shot["drain_s"]) == (0.02, 2.5)
+    assert (shot["step_s"], shot["queue_wait_s"]) == (0.02, 2.5)
     assert (shot["tokens_per_s"], shot["gap_s"], shot["late"]) == (None, None, None), (
         "nothing to compare with"
     )
