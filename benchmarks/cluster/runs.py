@@ -22,7 +22,7 @@ from python_backends.cluster.router import Router
 from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.load import Load as Heartbeat
 from python_backends.nouns.messages import FromInstance
-from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
+from python_backends.nouns.moves import Adopted, MoveEnded, Refused, Reserved, Suspended
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
     Feedback,
@@ -158,7 +158,7 @@ class Front:
             self.table.started(message)
         elif isinstance(message, Evicted):
             self.table.evicted(message)
-        elif isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
+        elif isinstance(message, Reserved | Refused | Suspended | Adopted | MoveEnded):
             self._cluster.heard(InstanceMove(number, message))
 
     def _now_ns(self) -> int:

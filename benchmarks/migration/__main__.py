@@ -6,8 +6,8 @@ Two instance processes, each with half of the processors, and the scheduler mode
 without Triton. Shape S with random weights (see peers.py), float32, 4 other requests at each instance all the
 time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three ways in turn:
 
-  blocks     its KV blocks are copied while it decodes on; it is held for the last of them only
-  blocking   it is held, and then all of its blocks are copied
+  blocks     its KV blocks are copied while it decodes on; it is suspended for the last of them only
+  blocking   it is suspended, and then all of its blocks are copied
   recompute  it is submitted to the other instance, which computes all of its tokens again
 
 downtime: the gap between its last token of the source and its first of the destination, less its median gap:

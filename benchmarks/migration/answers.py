@@ -41,7 +41,7 @@ class Moved:
     place: int  # of the gap at the move, among the gaps of its answer
     began_s: float
     last_s: float  # when its last token of the source came
-    held_s: float
+    suspended_s: float
     adopted_s: float
     next_s: float  # when its first token of the destination came
 

@@ -29,7 +29,7 @@ from python_backends.moving.coordinator import Coordinator
 from python_backends.moving.move import Move, MoveReason
 from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.messages import Failed
-from python_backends.nouns.moves import Adopted, Held
+from python_backends.nouns.moves import Adopted, Suspended
 from python_backends.nouns.request import Feedback, Ids, Request, Sampling
 from python_backends.nouns.step import Evicted, HiddenStates, Started, Tokens
 from python_backends.settings import ROOT, ClusterSettings, Settings, StreamSettings, dump
@@ -65,8 +65,8 @@ class PatientCoordinator(Coordinator):
 
     is_patient = False
 
-    def _held(self, move: Move, message: Held) -> None:
-        super()._held(move, message)
+    def _suspended(self, move: Move, message: Suspended) -> None:
+        super()._suspended(move, message)
         if self.is_patient:
             move.due_s = math.inf
 
@@ -90,7 +90,7 @@ class Front:
         self._num_background = 0  # requests of each instance
         self._background: list[Answer] = []
         self._num_ended_tokens = 0  # of short requests
-        self._heard: dict[type, tuple[float, Any]] = {}  # the last Held and the last Adopted, and when
+        self._heard: dict[type, tuple[float, Any]] = {}  # the last Suspended and the last Adopted, and when
         self._now_s = 0.0
         self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: self._on_tokens,
@@ -194,9 +194,9 @@ class Front:
         place = next_token - 1
         if outcome != "done":  # the longest pause since it began
             place = first - 1 + int(answer.gaps_s[first - 1 :].argmax())
-        held_s, adopted_s = (self._heard.get(kind, (math.nan, None))[0] for kind in (Held, Adopted))
+        suspended_s, adopted_s = (self._heard.get(kind, (math.nan, None))[0] for kind in (Suspended, Adopted))
         last_s, next_s = answer.times_s[place : place + 2]
-        return Moved(way, num_tokens, outcome, place, began_s, last_s, held_s, adopted_s, next_s)
+        return Moved(way, num_tokens, outcome, place, began_s, last_s, suspended_s, adopted_s, next_s)
 
     def turn(self) -> None:
         wait_s = min(0.05, self._table.wait_s(), self._coordinator.wait_s())

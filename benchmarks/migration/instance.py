@@ -3,7 +3,7 @@ NUMBER`. It is the server's own, but for two things.
 
 No request finds blocks of an earlier one: a request that comes back would otherwise find most of its blocks,
 and a move would copy next to nothing. And while the run directory has a file named `blocking`, a request is
-held before any of its blocks are copied, as the simplest way of moving it would do.
+suspended before any of its blocks are copied, as the simplest way of moving it would do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCKING = "blocking"  # a file in the run directory
 
 
 class EitherSource(Source):
-    """Copies before it holds, or holds before it copies."""
+    """Copies before it suspends, or suspends before it copies."""
 
     blocking_file: Path
 
@@ -36,7 +36,7 @@ class EitherSource(Source):
         sequence = self._find(leaving.order)
         if not self._is_blocking or sequence is None:
             return super()._go_on(leaving)
-        return self._hold(leaving, sequence)
+        return self._suspend(leaving, sequence)
 
 
 def serve(run_directory: Path, number: int) -> None:

@@ -31,11 +31,11 @@ class Trial:
         return (self.moved.gap_s - float(np.median(self.gaps_s))) * 1e3
 
     def as_json(self) -> dict[str, Any]:
-        """`parts_ms`: from the last token to the news of the hold, from there to that of the adoption, and
-        from there to the next token.
+        """`parts_ms`: from the last token to the news that it is suspended, from there to that of the
+        adoption, and from there to the next token.
         """
         moved = self.moved
-        times_s = [moved.last_s, moved.held_s, moved.adopted_s, moved.next_s]
+        times_s = [moved.last_s, moved.suspended_s, moved.adopted_s, moved.next_s]
         return {
             "tokens": self.tokens,
             "way": moved.way,
@@ -57,20 +57,21 @@ class Row:
     downtime_ms_max: float
     step_ms: float  # median of the other gaps
     step_ms_p99: float
-    copy_ms: float  # median time from the beginning of a move to the news of the hold
+    copy_ms: float  # median time from the beginning of a move to the news that it is suspended
     hand_over_ms: float  # median time from there to the news of the adoption
 
 
 def row_of(tokens: int, way: str, trials: list[Trial]) -> Row:
     """Of the moves that were done."""
     done = [each.moved for each in trials]
-    held_s, adopted_s = (np.array([getattr(each, name) for each in done]) for name in ("held_s", "adopted_s"))
+    suspended_s = np.array([each.suspended_s for each in done])
+    adopted_s = np.array([each.adopted_s for each in done])
     gaps_s = np.concatenate([each.gaps_s for each in trials])
     figures = [
         *np.percentile([each.downtime_ms for each in trials], list(PERCENTILES.values())),
         *np.percentile(gaps_s, [50, 99]) * 1e3,
-        np.median(held_s - [each.began_s for each in done]) * 1e3,
-        np.median(adopted_s - held_s) * 1e3,
+        np.median(suspended_s - [each.began_s for each in done]) * 1e3,
+        np.median(adopted_s - suspended_s) * 1e3,
     ]
     return Row(tokens, way, len(done), *(round(float(np.nan_to_num(figure)), 1) for figure in figures))
 

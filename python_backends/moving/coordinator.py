@@ -1,10 +1,10 @@
 """The scheduler model's part of live migration: it asks for a move, and decides which instance has the
 request.
 
-    RESERVES ── Reserved ─► COPIES ── Held ─► HELD ── Adopted ─► done
-        │ Refused              │ MoveEnded      │ no Adopted in time, or the destination is lost
-        ▼                      ▼                ▼
-       off                    off              off, and the source goes on with the request as another life
+    RESERVES ── Reserved ─► COPIES ── Suspended ─► SUSPENDED ── Adopted ─► done
+        │ Refused              │ MoveEnded            │ no Adopted in time, or the destination is lost
+        ▼                      ▼                      ▼
+       off                    off                    off, and the source goes on with it as another life
 
 Only the scheduler model decides which instance has a request: at every index of the answer, tokens of one
 life are accepted and all others dropped (`Stream.accepts`). So a message that is lost or late costs work, but
@@ -27,13 +27,13 @@ from python_backends.nouns.moves import (
     AbortMove,
     Adopted,
     End,
-    Held,
     MoveEnded,
     MoveOut,
     Refused,
     Reserve,
     Reserved,
     Resume,
+    Suspended,
 )
 from python_backends.nouns.request import Finish
 from python_backends.streams.stream import Stream
@@ -66,7 +66,7 @@ class Coordinator:
         self._metrics = metrics
         self._step_s = step_s
         self._clock = clock
-        self._moves: dict[int, Move] = {}  # by number, until Held or Adopted
+        self._moves: dict[int, Move] = {}  # by number, until Suspended or Adopted
         self._counts: Counter[int] = Counter()  # of these, by instance
         self._moving: set[int] = set()  # request ids of these
         self._late: OrderedDict[int, Move] = OrderedDict()  # that have ended; oldest first
@@ -142,7 +142,7 @@ class Coordinator:
         self._submissions.tell(destination, reserve)
         return move
 
-    def heard(self, instance: int, message: Reserved | Refused | Held | Adopted | MoveEnded) -> None:
+    def heard(self, instance: int, message: Reserved | Refused | Suspended | Adopted | MoveEnded) -> None:
         """What an instance says of a move, which may have ended."""
         move = self._moves.get(message.move)
         if move is None or not move.is_current:
@@ -151,8 +151,8 @@ class Coordinator:
             self._reserved(move, message)
         elif isinstance(message, Refused):
             self._end(move, MoveOutcome.REFUSED)
-        elif isinstance(message, Held):
-            self._held(move, message)
+        elif isinstance(message, Suspended):
+            self._suspended(move, message)
         elif isinstance(message, Adopted):
             self._adopted(move, message)
         else:
@@ -160,7 +160,7 @@ class Coordinator:
 
     def check(self, closed: frozenset[int] = frozenset()) -> None:
         """Once a turn: which requests have ended, and which moves take too long. No request enters the
-        instances `closed`, unless it is held for that already.
+        instances `closed`, unless it is suspended for that already.
         """
         now_s = self._clock()
         for move in list(self._moves.values()):
@@ -168,7 +168,7 @@ class Coordinator:
                 self._give_up(move, MoveOutcome.ENDED)
             elif now_s >= move.due_s or now_s - move.began_s >= WHOLE_MOVE_S:
                 self._give_up(move, MoveOutcome.TIMEOUT)
-            elif move.destination in closed and move.phase is not Phase.HELD:
+            elif move.destination in closed and move.phase is not Phase.SUSPENDED:
                 self._give_up(move, MoveOutcome.REFUSED)
         for move in list(self._settling.values()):
             self._check_first_token(move, now_s)
@@ -193,9 +193,9 @@ class Coordinator:
         )
         self._submissions.tell(move.source, out)
 
-    def _held(self, move: Move, message: Held) -> None:
+    def _suspended(self, move: Move, message: Suspended) -> None:
         now_s = self._clock()
-        move.phase, move.held_s, move.num_tokens = Phase.HELD, now_s, message.num_tokens
+        move.phase, move.suspended_s, move.num_tokens = Phase.SUSPENDED, now_s, message.num_tokens
         step_s = max(self._step_s(move.source), self._step_s(move.destination))
         # the last blocks are few: copying them can hardly take as long as copying all before
         copy_s = now_s - move.copies_since_s
@@ -208,14 +208,14 @@ class Coordinator:
         self._submissions.moved(stream, move.destination, move.request_epoch, message.first_index)
         if stream.prediction is not None:
             self._submissions.predicted(stream)
-        move.num_tokens, move.held_s = message.first_index, min(move.held_s, self._clock())
+        move.num_tokens, move.suspended_s = message.first_index, min(move.suspended_s, self._clock())
         self._settling[move.number] = move
         self._metrics.observe("gapless_migration_seconds", self._clock() - move.began_s)
         self._end(move, MoveOutcome.DONE)
 
     def _ended(self, move: Move, instance: int, message: MoveEnded) -> None:
-        """The move is off. After Held the source says so only if it goes on with the request, as the same
-        life.
+        """The move is off. After Suspended the source says so only if it goes on with the request, as the
+        same life.
         """
         if instance == move.source:
             self._drop_at_destination(move)
@@ -228,7 +228,7 @@ class Coordinator:
         another life, so that what the destination may have computed is dropped.
         """
         self._drop_at_destination(move)
-        if move.phase is Phase.HELD and move.is_current:
+        if move.phase is Phase.SUSPENDED and move.is_current:
             self._resume(move)
         else:
             self._submissions.tell(move.source, AbortMove(move.number))
@@ -257,7 +257,9 @@ class Coordinator:
         labels = (("reason", move.reason.value), ("outcome", outcome.value))
         self._metrics.count("gapless_migrations_total", labels=labels)
 
-    def _heard_late(self, instance: int, message: Reserved | Refused | Held | Adopted | MoveEnded) -> None:
+    def _heard_late(
+        self, instance: int, message: Reserved | Refused | Suspended | Adopted | MoveEnded
+    ) -> None:
         """Of a move that has ended, or whose request has."""
         move = self._late.get(message.move)
         if move is not None and move.outcome is MoveOutcome.DONE:
@@ -266,7 +268,7 @@ class Coordinator:
             self._submissions.tell(instance, Cancel(message.request_id, message.request_epoch))
         if move is None or not move.is_current:
             return
-        if isinstance(message, Held):
+        if isinstance(message, Suspended):
             self._resume(move)  # it stopped before it heard that the move is off
         elif isinstance(message, MoveEnded) and message.why == "lost" and instance == move.source:
             self._submissions.take_back(move.stream)  # it could not go on there
@@ -274,7 +276,7 @@ class Coordinator:
     def _check_first_token(self, move: Move, now_s: float) -> None:
         has_token = len(move.stream.tokens) > move.num_tokens
         if has_token:
-            self._metrics.observe("gapless_migration_downtime_seconds", now_s - move.held_s)
+            self._metrics.observe("gapless_migration_downtime_seconds", now_s - move.suspended_s)
         has_left = move.stream.request_epoch != move.request_epoch
         if has_token or has_left or move.stream.finish != Finish.RUNNING:
             del self._settling[move.number]

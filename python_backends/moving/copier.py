@@ -2,7 +2,7 @@
 
 The loop gives it blocks to copy, and takes its results by `received`. It copies in chunks of a few
 milliseconds, with pauses between them, because the engine's own threads compute meanwhile; only the last
-blocks of a move, for which a request is held, go at once. The instance's loop thread uses it.
+blocks of a move, for which a request is suspended, go at once. The instance's loop thread uses it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class MoveOutcome(StrEnum):
 class Phase(Enum):
     RESERVES = auto()  # the destination is asked for a slot and blocks
     COPIES = auto()  # the request decodes at the source
-    HELD = auto()  # the source has sent its last token, and the destination gets the last blocks
+    SUSPENDED = auto()  # the source has sent its last token, and the destination gets the last blocks
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class Move:
     outcome: MoveOutcome | None = None  # once it has ended; an instance may not know that yet
     ended_s: float = 0.0
     copies_since_s: float = 0.0
-    held_s: float = math.inf  # when the source had stopped
+    suspended_s: float = math.inf  # when the source had stopped
     due_s: float = math.inf  # the destination must have taken it by then
     num_tokens: int = 0  # of the answer, at the hand-over
 

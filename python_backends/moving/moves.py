@@ -70,7 +70,7 @@ class Moves:
         return self._num_counted_bytes - before
 
     def new_session(self) -> None:
-        """Drops all that is reserved or copied; the loop ends all requests, those that are held, too."""
+        """Drops all that is reserved or copied; the loop ends all requests, those that are suspended, too."""
         self._copier.forget_all()
         self._source.abandon_all()
         self._destination.abandon_all()

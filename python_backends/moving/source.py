@@ -1,11 +1,11 @@
-"""The source's half of a move: it copies the blocks of a request that decodes on, in rounds, then holds the
-request and hands it over.
+"""The source's half of a move: it copies the blocks of a request that decodes on, in rounds, then suspends
+the request and hands it over.
 
 Round 1 copies all full blocks that the destination does not have, each later one those that became full
-meanwhile. Once little is left the request is held; when all launched steps have been booked, the scheduler
-model is told how many tokens it has, and the destination gets them with the last blocks. From then on the
-request belongs to the destination: slot and blocks are kept, and nothing is computed, until the request is
-cancelled, or resumed because the destination did not take it.
+meanwhile. Once little is left the request is suspended; when all launched steps have been booked, the
+scheduler model is told how many tokens it has, and the destination gets them with the last blocks. From then
+on the request belongs to the destination: slot and blocks are kept, and nothing is computed, until the
+request is cancelled, or resumed because the destination did not take it.
 
 Called by `Moves`. All times are seconds of its clock.
 """
@@ -22,7 +22,7 @@ from python_backends.moving.copier import Copier
 from python_backends.moving.copies import Copied
 from python_backends.moving.timeouts import SILENT_S
 from python_backends.nouns.messages import FromInstance
-from python_backends.nouns.moves import End, Held, Last, MoveEnded, MoveOut, Nak, Resume
+from python_backends.nouns.moves import End, Last, MoveEnded, MoveOut, Nak, Resume, Suspended
 from python_backends.nouns.request import Ids
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence, Status
@@ -34,7 +34,7 @@ MAX_ROUNDS = 3  # each leaves what was decoded during it: after three, copying i
 
 class _Phase(Enum):
     COPIES = auto()  # the request decodes
-    HOLDS = auto()  # launched steps may still have it
+    SUSPENDS = auto()  # launched steps may still have it
     WAITS = auto()  # it has been handed over
 
 
@@ -89,7 +89,7 @@ class Source:
 
     def resume(self, message: Resume) -> list[FromInstance]:
         """The destination did not take the request: it decodes on here, as another life. If it can't, because
-        it is not held here any more, it leaves and the scheduler model is told so.
+        it is not suspended here any more, it leaves and the scheduler model is told so.
         """
         leaving = self._leaving.get(message.move)
         if leaving is not None and leaving.phase is _Phase.WAITS and (sequence := self._find(leaving.order)):
@@ -108,7 +108,7 @@ class Source:
                 self._forget(leaving)
             elif sequence is None:
                 messages += self._end(leaving, "ended")
-            elif leaving.phase is _Phase.HOLDS:
+            elif leaving.phase is _Phase.SUSPENDS:
                 messages += self._hand_over_if_settled(leaving, sequence)
             elif leaving.phase is _Phase.COPIES and self._is_silent(leaving):
                 messages += self._end(leaving, "lost")
@@ -131,13 +131,13 @@ class Source:
         return has_blocks and not is_leaving and order.move not in self._leaving
 
     def _go_on(self, leaving: _Leaving) -> list[FromInstance]:
-        """All blocks that were sent are at the destination: begins the next round, or holds the request."""
+        """All blocks that were sent are at the destination: the next round, or the request is suspended."""
         sequence = self._find(leaving.order)
         if sequence is None:
             return self._end(leaving, "ended")
         num_left = self._handover.num_full_blocks(sequence) - leaving.num_copied
         if num_left <= 1 or self._copies_at_once(leaving, num_left):
-            return self._hold(leaving, sequence)
+            return self._suspend(leaving, sequence)
         if leaving.num_rounds == MAX_ROUNDS:
             return self._end(leaving, "too_slow")
         self._copy_out(leaving, sequence, num_left)
@@ -157,9 +157,9 @@ class Source:
         leaving.num_rounds += 1
         self._copier.copy_out(order.move, order.to, first, leaving.lent)
 
-    def _hold(self, leaving: _Leaving, sequence: Sequence) -> list[FromInstance]:
-        self._handover.hold(sequence)
-        leaving.phase = _Phase.HOLDS
+    def _suspend(self, leaving: _Leaving, sequence: Sequence) -> list[FromInstance]:
+        self._handover.suspend(sequence)
+        leaving.phase = _Phase.SUSPENDS
         return self._hand_over_if_settled(leaving, sequence)
 
     def _hand_over_if_settled(self, leaving: _Leaving, sequence: Sequence) -> list[FromInstance]:
@@ -172,7 +172,7 @@ class Source:
         leaving.phase = _Phase.WAITS
         output_tokens = tokens[sequence.num_prompt_tokens :]
         self._copier.hand_over(order.to, Last(order.move, output_tokens, first, end - first), leaving.lent)
-        return [Held(order.move, len(output_tokens))]
+        return [Suspended(order.move, len(output_tokens))]
 
     def _refused(self, leaving: _Leaving, nak: Nak) -> list[FromInstance]:
         """The destination has forgotten the move: the request decodes on here, as the same life."""

@@ -4,14 +4,15 @@
 |---|---|---|---|
 | source, while it copies | the next `Ack` | SILENT_S | it says `MoveEnded` |
 | destination | the next blocks | SILENT_S | it frees what it reserved, and says `MoveEnded` |
-| coordinator, after `Held` | `Adopted` | 2 steps; as long as copying took; LEAST_ADOPT_S | it says `Resume` |
+| coordinator, after `Suspended` | `Adopted` | 2 steps; the time of copying; LEAST_ADOPT_S | it says `Resume` |
 | coordinator | the end of the move | WHOLE_MOVE_S | it says `AbortMove` or `Resume` |
 | coordinator, after a failure | the same two instances | BACK_OFF_S | it may try them again |
 
-Of the three times after `Held` the longest counts. Why they fit together:
+Of the three times after `Suspended` the longest counts. Why they fit together:
 
-* While a request is held its client waits, so the time after `Held` is short. The source has no time of its
-  own then: the coordinator alone decides which of the two has the request. A later `Adopted` is void.
+* While a request is suspended its client waits, so the time after `Suspended` is short. The source has no
+  time of its own then: the coordinator alone decides which of the two has the request. A later `Adopted` is
+  void.
 * While blocks are copied the request decodes on, so waiting costs memory only. SILENT_S is longer than any
   step, because instances take messages between two steps. It is the same at both ends: the one that gives up
   first says so, and the coordinator tells the other.

@@ -24,7 +24,6 @@ from python_backends.nouns.moves import (
     Ack,
     Adopted,
     Blocks,
-    Held,
     Last,
     MoveEnded,
     MoveOut,
@@ -33,6 +32,7 @@ from python_backends.nouns.moves import (
     Reserve,
     Reserved,
     Resume,
+    Suspended,
 )
 from python_backends.nouns.request import (
     Finish,
@@ -154,7 +154,7 @@ FromInstance = (
     | Failed
     | Reserved
     | Refused
-    | Held
+    | Suspended
     | Adopted
     | MoveEnded
 )

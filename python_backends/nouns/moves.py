@@ -3,7 +3,7 @@ both instances, and between the instances themselves.
 
     scheduler model ── Reserve ─► destination ── Reserved or Refused ─► scheduler model
     scheduler model ── MoveOut ─► source ══ Blocks, … , Last ══► destination (which answers with Ack or Nak)
-    source ── Held ─► scheduler model ◄─ Adopted ── destination
+    source ── Suspended ─► scheduler model ◄─ Adopted ── destination
 
 `move` is a number that the scheduler model gives to one attempt; it never gives it again.
 """
@@ -25,7 +25,7 @@ End = Literal[
     "ended",  # the request has ended there, has lost its slot, or has no token of this slot yet
     "refused",  # by the destination, or by the source: it can't send there
     "too_slow",  # blocks became full faster than they were copied
-    "lost",  # nothing has come for too long, or the request is not held there any more
+    "lost",  # nothing has come for too long, or the request is not suspended there any more
 ]
 
 
@@ -44,7 +44,7 @@ class Reserve(Noun, frozen=True, eq=False):
 
 
 class MoveOut(Noun, frozen=True):
-    """To the source: copy the KV blocks of this request to `to`, then hold it and hand it over."""
+    """To the source: copy the KV blocks of this request to `to`, then suspend it and hand it over."""
 
     move: int
     request_id: int
@@ -54,8 +54,8 @@ class MoveOut(Noun, frozen=True):
 
 
 class AbortMove(Noun, frozen=True):
-    """To either end: the move is off. The source goes on with the request, unless it holds it already. The
-    destination frees what it keeps for it.
+    """To either end: the move is off. The source goes on with the request, unless it has suspended it already.
+    The destination frees what it keeps for it.
     """
 
     move: int
@@ -87,7 +87,7 @@ class Refused(Noun, frozen=True):
     why: Refusal
 
 
-class Held(Noun, frozen=True):
+class Suspended(Noun, frozen=True):
     """From the source: the request's life there ends with output token number `num_tokens`, counted from 0
     and not included. The source has sent all tokens before that one, and keeps slot and blocks.
     """

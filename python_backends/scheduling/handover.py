@@ -1,7 +1,7 @@
 """What the slot scheduler does for a running request that goes on in another instance, with its KV blocks.
 
-At the source a copy reads full blocks while the request decodes on; then the request is held, the launched
-steps are booked, and its tokens and last block follow. At the destination a slot and blocks are reserved,
+At the source a copy reads full blocks while the request decodes on; then the request is suspended, the
+launched steps are booked, and its tokens and last block follow. At the destination a slot and blocks are reserved,
 blocks are imported, and the request is adopted: it decodes at once, without a prefill, so it computes the
 very numbers that it would have computed at the source.
 
@@ -64,8 +64,8 @@ class Handover:
     # --- at the source, of a sequence that runs here
 
     def can_leave(self, sequence: Sequence) -> bool:
-        """Whether it is not held, and has got a token here: then its prompt is computed."""
-        return not self._slots.held[sequence.slot] and self._num_computed(sequence) > 0
+        """Whether it is not suspended, and has got a token here: then its prompt is computed."""
+        return not self._slots.suspended[sequence.slot] and self._num_computed(sequence) > 0
 
     def num_full_blocks(self, sequence: Sequence) -> int:
         """How many of its leading blocks are full and computed by steps that have been booked: no step writes
@@ -88,11 +88,11 @@ class Handover:
             self._blocks.give_back(blocks)
             self._admission.reopen()
 
-    def hold(self, sequence: Sequence) -> None:
+    def suspend(self, sequence: Sequence) -> None:
         """No later plan computes it, and it is not evicted. Tokens of launched steps still count, and may end
         it.
         """
-        self._slots.hold(sequence.slot)
+        self._slots.suspend(sequence.slot)
         self._plans.end_run()
 
     def tokens(self, sequence: Sequence) -> Ids:
@@ -100,8 +100,8 @@ class Handover:
         return self._slots.tokens[sequence.slot, : self._slots.known[sequence.slot]].copy()
 
     def resume(self, sequence: Sequence, request_epoch: int) -> None:
-        """A held sequence decodes on in its slot, as this life of its request; as another life only if it is
-        settled.
+        """A suspended sequence decodes on in its slot, as this life of its request; as another life only if
+        it is settled.
         """
         is_same = sequence.request_epoch == request_epoch
         assert is_same or self._slots.is_settled(sequence.slot), "tokens of its earlier life may come"

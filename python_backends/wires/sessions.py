@@ -31,7 +31,7 @@ from python_backends.nouns.messages import (
     pack,
     reader,
 )
-from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
+from python_backends.nouns.moves import Adopted, MoveEnded, Refused, Reserved, Suspended
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.network import Network, only_own_key, read_network, secure_client, secure_server
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received, say_unknown
@@ -61,7 +61,7 @@ class InstanceMove:
     """What the instance with this number says of a move."""
 
     instance: int
-    message: Reserved | Refused | Held | Adopted | MoveEnded
+    message: Reserved | Refused | Suspended | Adopted | MoveEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Peer:
             self.longest_step_s = message.longest_step_s
             assert self.limits is not None, "it has opened the session"
             return InstanceLoad(self.number, self.limits, message)
-        if isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
+        if isinstance(message, Reserved | Refused | Suspended | Adopted | MoveEnded):
             return InstanceMove(self.number, message)
         return message
 

@@ -65,7 +65,7 @@ class Instance(Scored):
         """Holds it when it has `count` tokens. All its tokens."""
         self.step_until(request, count)
         sequence = self.sequence(request)
-        self.scheduler.handover.hold(sequence)
+        self.scheduler.handover.suspend(sequence)
         while not self.scheduler.slots.is_settled(sequence.slot):
             self.step()
         tokens = self.scheduler.handover.tokens(sequence)

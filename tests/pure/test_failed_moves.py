@@ -91,16 +91,16 @@ def test_if_the_destination_has_no_block_for_what_comes_the_same_life_goes_on_in
     extend = Handover.extend
 
     def refuse_later(handover: Handover, coming: Sequence, first: int, last: int) -> Any:
-        if slots.held[slot] if when == "last" else leaving[1].num_rounds == 2:
+        if slots.suspended[slot] if when == "last" else leaving[1].num_rounds == 2:
             raise RefusedMove("memory")
         return extend(handover, coming, first, last)
 
     refusals: list[str] = []
-    held: list[int] = []
-    refuse, hold = Copier.refuse, Handover.hold
+    suspended: list[int] = []
+    refuse, suspend = Copier.refuse, Handover.suspend
     monkeypatch.setattr(Handover, "extend", refuse_later)
     monkeypatch.setattr(Copier, "refuse", lambda *a: [refusals.append(a[2]), refuse(*a)][1])
-    monkeypatch.setattr(Handover, "hold", lambda *a: [held.append(a[1].request_id), hold(*a)][1])
+    monkeypatch.setattr(Handover, "suspend", lambda *a: [suspended.append(a[1].request_id), suspend(*a)][1])
     monkeypatch.setattr(Copier, "copy_s", lambda *_: 1.0 if when == "round" else -1.0)
     world.move(1, 1)
     for turn in range(100):
@@ -111,9 +111,9 @@ def test_if_the_destination_has_no_block_for_what_comes_the_same_life_goes_on_in
         if world.front.outcomes()["refused"]:
             break
     assert refusals == ["memory"]
-    assert held == [1] * (when == "last"), "before the last round a request is not stopped"
+    assert suspended == [1] * (when == "last"), "before the last round a request is not stopped"
     assert (sequence.slot, sequence.request_epoch) == (slot, epoch)
-    assert not slots.held[slot]
+    assert not slots.suspended[slot]
     moves = world.front.cluster._coordinator
     assert not moves.may_try(0, 1), "the two are left alone for a while"
     assert moves.may_try(1, 0)

@@ -1,5 +1,5 @@
-"""What the slot scheduler does for a request that moves: what is held, lent, reserved and adopted, and that
-every count adds up. Whole moves are in test_moves.
+"""What the slot scheduler does for a request that moves: what is suspended, lent, reserved and adopted, and
+that every count adds up. Whole moves are in test_moves.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def move(source: Instance, destination: Instance, ask: Request) -> Sequence:
     """Whole, at once. The sequence at the destination, whose first blocks may have been there."""
     leaving, handover = running(source, ask.request_id), source.scheduler.handover
     coming = reserve(destination, ask, np.array(source.answers[ask.request_id], np.int32))
-    handover.hold(leaving)
+    handover.suspend(leaving)
     while not is_settled(source, leaving):
         source.turn()
     tokens = handover.tokens(leaving)
@@ -115,25 +115,25 @@ def test_a_held_request_gets_the_tokens_of_launched_steps_and_no_others(depth: i
     for ask in asks:
         source.submit(ask)
     turns(source, 10)
-    held = running(source, 1)
-    source.scheduler.handover.hold(held)
+    suspended = running(source, 1)
+    source.scheduler.handover.suspend(suspended)
     in_flight, count = len(source.launched), len(source.answers[1])
-    assert is_settled(source, held) == (depth == 1)
+    assert is_settled(source, suspended) == (depth == 1)
     turns(source, 9)
-    assert is_settled(source, held)
+    assert is_settled(source, suspended)
     assert len(source.answers[1]) == count + in_flight
     assert not can_leave(source, 1)
-    source.scheduler.handover.resume(held, 4)
+    source.scheduler.handover.resume(suspended, 4)
     source.run()
     assert source.answers == {ask.request_id: answer(ask) for ask in asks}
 
 
-def test_a_request_that_ends_while_it_is_held_has_ended(model: Path) -> None:
+def test_a_request_that_ends_while_it_is_suspended_has_ended(model: Path) -> None:
     source = Instance(model, depth=2)
     source.submit(request(1, [3] * 5, max_tokens=4))
     while len(source.answers[1]) < 3:
         source.turn()
-    source.scheduler.handover.hold(running(source, 1))
+    source.scheduler.handover.suspend(running(source, 1))
     turns(source, 3)
     assert source.finishes == {1: Finish.LENGTH}
     source.run()
@@ -145,14 +145,14 @@ def test_a_held_request_is_not_evicted(model: Path) -> None:
     for ask in asks:
         source.submit(ask)
     turns(source, 6)
-    held = running(source, 3)
-    source.scheduler.handover.hold(held)
-    blocks = held.blocks[:3].tolist()
+    suspended = running(source, 3)
+    source.scheduler.handover.suspend(suspended)
+    blocks = suspended.blocks[:3].tolist()
     turns(source, 40)
     assert source.scheduler.num_evictions > 0
-    assert is_settled(source, held)
-    assert held.blocks[:3].tolist() == blocks
-    source.scheduler.handover.resume(held, 0)
+    assert is_settled(source, suspended)
+    assert suspended.blocks[:3].tolist() == blocks
+    source.scheduler.handover.resume(suspended, 0)
     source.run()
     assert source.answers == {ask.request_id: answer(ask) for ask in asks}
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from python_backends.moving.copier import Copier
 from python_backends.moving.wire import Payload
-from python_backends.nouns.moves import Adopted, Blocks, Held, Last
+from python_backends.nouns.moves import Adopted, Blocks, Last, Suspended
 from python_backends.nouns.request import Feedback, Finish
 from python_backends.nouns.stages import READ_EVERY
 from python_backends.streams.stream import Stream
@@ -166,10 +166,10 @@ def test_a_request_without_a_slot_is_submitted_elsewhere_by_order() -> None:
 
 
 def test_a_request_that_is_cancelled_while_it_moves_ends_at_both() -> None:
-    for kind in (Held, Adopted):
+    for kind in (Suspended, Adopted):
         world = two()
         world.move(1, 1)
-        turn_until_said(world, 0 if kind is Held else 1, kind)
+        turn_until_said(world, 0 if kind is Suspended else 1, kind)
         world.front.table.feedback(Feedback(1, 0, gone=True))
         world.check_all()
         assert world.front.answers[1][1] is Finish.CANCELLED
@@ -178,7 +178,7 @@ def test_a_request_that_is_cancelled_while_it_moves_ends_at_both() -> None:
 def test_if_the_destination_is_silent_the_source_goes_on() -> None:
     world = two()
     world.move(1, 1)
-    turn_until_said(world, 0, Held)
+    turn_until_said(world, 0, Suspended)
     world.front.turn()
     [move] = world.front.cluster._coordinator._moves.values()
     before, due_s = world.num_tokens(1), move.due_s
@@ -259,14 +259,14 @@ def test_tokens_of_the_source_may_come_after_those_of_the_destination() -> None:
             host.copy()
         if world.front.outcomes()["done"]:
             break
-        if said(world, 0, Held) and world.network.frames["instance-1", FRONT]:
+        if said(world, 0, Suspended) and world.network.frames["instance-1", FRONT]:
             continue
-        if not said(world, 0, Held):
+        if not said(world, 0, Suspended):
             world.front.turn("instance-0")
     world.check_all()
 
 
-@pytest.mark.parametrize("kind", [None, Held, Adopted], ids=["while copying", "held", "adopted"])
+@pytest.mark.parametrize("kind", [None, Suspended, Adopted], ids=["while copying", "suspended", "adopted"])
 @pytest.mark.parametrize("number", [0, 1], ids=["source", "destination"])
 def test_an_instance_dies_while_a_request_moves(kind: type | None, number: int) -> None:
     world = two()
@@ -274,7 +274,7 @@ def test_an_instance_dies_while_a_request_moves(kind: type | None, number: int) 
     if kind is None:
         world.turn()
     else:
-        turn_until_said(world, 0 if kind is Held else 1, kind)
+        turn_until_said(world, 0 if kind is Suspended else 1, kind)
     world.kill(number)
     world.front.lose(number)
     world.check_all()

@@ -219,7 +219,7 @@ class Allocator:
             "busy slots differ from running and reserved sequences"
         )
         assert len(running) == int(self.slots.live.sum()), "live slots differ from running sequences"
-        assert not (self.slots.held & ~self.slots.live).any(), "an empty slot is held"
+        assert not (self.slots.suspended & ~self.slots.live).any(), "an empty slot is suspended"
         promised = sum(max(0, each.reserved_blocks - len(each.blocks)) for each in running + reserved)
         assert promised == self.num_promised_blocks, "promised blocks are off"
         assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), (

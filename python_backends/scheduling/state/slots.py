@@ -12,8 +12,8 @@ slot with; the last chunk yields its first new token, and from then on it decode
 A row that has moved here decodes at once: its target is what has been computed elsewhere, one token less than
 it has.
 
-A held row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is busy and
-has no row yet: its sequence is about to move here.
+A suspended row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is busy
+and has no row yet: its sequence is about to move here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SlotTable:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.reserved: dict[int, Sequence] = {}  # by slot
         self.live: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        self.held: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.suspended: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.generations: Ids = np.zeros(num_slots, np.int32)  # counts the sequences that a slot has had
         # untouched rows cost no memory
         self.tokens: Ids = np.zeros((num_slots, max_model_tokens + 1), np.int32)
@@ -75,8 +75,8 @@ class SlotTable:
         return sorted((s for s in self.sequences if s is not None), key=lambda sequence: sequence.arrival)
 
     def evictable(self) -> list[Sequence]:
-        """The sequences in slots that are not held, in order of arrival."""
-        return [sequence for sequence in self.running() if not self.held[sequence.slot]]
+        """The sequences in slots that are not suspended, in order of arrival."""
+        return [sequence for sequence in self.running() if not self.suspended[sequence.slot]]
 
     def reserve(self, sequence: Sequence) -> None:
         """Keeps the lowest free slot for `sequence`."""
@@ -128,7 +128,7 @@ class SlotTable:
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
         self.sequences[slot] = None
-        self.live[slot] = self.held[slot] = False
+        self.live[slot] = self.suspended[slot] = False
         return slot
 
     def free(self, slot: int) -> None:
@@ -136,7 +136,7 @@ class SlotTable:
 
     def decoding(self) -> Ids:
         """Slots with a decode as next span, ascending."""
-        ready = self.live & ~self.held & (self.computed >= self.targets) & (self.planned < self.limits)
+        ready = self.live & ~self.suspended & (self.computed >= self.targets) & (self.planned < self.limits)
         return np.flatnonzero(ready).astype(np.int32)
 
     def num_more_steps(self, rows: Rows) -> int:
@@ -173,18 +173,18 @@ class SlotTable:
         """Its blocks have place for `num_tokens` tokens."""
         self.capacity[slot] = num_tokens
 
-    def hold(self, slot: int) -> None:
+    def suspend(self, slot: int) -> None:
         """No later plan computes its row, until `resume`."""
-        self.held[slot] = True
+        self.suspended[slot] = True
 
     def resume(self, slot: int) -> None:
         """Its row goes on, as the life of the request that its sequence names."""
-        self.held[slot] = False
+        self.suspended[slot] = False
         self.request_epochs[slot] = self.sequence(slot).request_epoch
 
     def is_settled(self, slot: int) -> bool:
-        """Whether it is held, and every launched step that has its row has been booked."""
-        return bool(self.held[slot] and self.planned[slot] == self.known[slot])
+        """Whether it is suspended, and every launched step that has its row has been booked."""
+        return bool(self.suspended[slot] and self.planned[slot] == self.known[slot])
 
     def append(self, rows: Rows, slots: Ids, tokens: Ids) -> None:
         """Appends one of `tokens` [n] to each of `slots` [n]; `rows` are the same slots as an index."""
