@@ -56,7 +56,7 @@ def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[floa
     """Computed bytes a token and measured bytes of a pack, of all layers."""
     from benchmarks.common.finetuning_trainers import ADAPTER, MAX_TOKENS, build_model, random_examples
     from python_backends.engine.torch.training.model import trained_model
-    from python_backends.engine.torch.training.session import TrainingSession
+    from python_backends.engine.torch.training.lora_in_training import LoraInTraining
     from python_backends.finetuning.packs import packed
     from python_backends.finetuning.pruning import plans
     from python_backends.nouns.training import Keep, Tile
@@ -65,11 +65,11 @@ def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[floa
     built = build_model(shape, DTYPES[shape], num_layers, SMALL_VOCABULARY)
     model = trained_model(*read_from(built), MAX_TOKENS)
     del built
-    session = TrainingSession(model, ADAPTER, seed=1)
-    made = plans(session.facts, session.targets, Keep(keep))
+    adapter = LoraInTraining(model, ADAPTER, seed=1)
+    made = plans(adapter.facts, adapter.targets, Keep(keep))
     pack = packed(random_examples([length] * NUM_SEQUENCES, 1.0, SMALL_VOCABULARY))
-    session.install(made)
-    run = session.begin(pack, pack.num_labels)
+    adapter.install(made)
+    run = adapter.begin(pack, pack.num_labels)
     for layer in range(num_layers):
         run.forward(Tile(layer, 0, len(pack.tokens)))
     values = sum(sum(plan.kept.values()) for plan in made)

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.common.models import SHAPES, VOCABULARY
 from commands.finetune.alone import AtOnce
 from python_backends.engine.torch.training.model import trained_model
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.pack_memory import PackMemory
@@ -98,14 +98,14 @@ class OurTrainer:
     """Of transformers' `model`."""
 
     def __init__(self, model: Any, keep: Keep = Keep.PRODUCTS, pack_tokens: int = 1024) -> None:
-        self._session = TrainingSession(trained_model(*read_from(model), MAX_TOKENS), ADAPTER, SEED)
-        self._memory = PackMemory(self._session, pack_tokens=pack_tokens, keeps=[keep])
+        self._adapter = LoraInTraining(trained_model(*read_from(model), MAX_TOKENS), ADAPTER, SEED)
+        self._memory = PackMemory(self._adapter, pack_tokens=pack_tokens, keeps=[keep])
 
     def train(self, examples: list[Example], batch_size: int, steps: int, watch: Watch) -> None:
         """A new job of `steps`, which goes on with the adapter as it is."""
         with tempfile.TemporaryDirectory() as directory:
             job = make_job(Path(directory), examples, batch_size, steps)
-            Trainer(job, self._session, self._memory, Files(AtOnce()), lambda progress: watch()).run()
+            Trainer(job, self._adapter, self._memory, Files(AtOnce()), lambda progress: watch()).run()
 
 
 class PeftTrainer:

@@ -25,10 +25,10 @@ class Temporal(SpareWork):
     has_work = True
 
     def __init__(self, engine: Trains, pool: Pool, job: Job, steps: int) -> None:
-        session = engine.start_training()(job.shape, int(job.fields["seed"]))
-        memory = PackMemory(session, pool, 1 << 4)  # longer examples are packs by themselves
+        adapter = engine.start_training()(job.shape, int(job.fields["seed"]))
+        memory = PackMemory(adapter, pool, 1 << 4)  # longer examples are packs by themselves
         files = Files(ThreadPoolExecutor(1))
-        self._trainer = Trainer(job, session, memory, files)
+        self._trainer = Trainer(job, adapter, memory, files)
         self._trainer.begin()
         self._every, self._num_steps = steps, 0
 

@@ -15,7 +15,7 @@ from benchmarks.common.finetuning_trainers import ADAPTER, SEED, PeftTrainer, ra
 from benchmarks.coserving.counts import Counts, Marks, clear_peak, counted
 from benchmarks.coserving.specs import BATCH_SIZE, EXAMPLE_TOKENS, Model, Spec, endless_job, settings_of
 from python_backends.engine.torch.training.model import load_trained_model
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.trainer import Files, Trainer
 
@@ -34,9 +34,9 @@ class Ours:
         settings = settings_of(model, spec)
         self._counts = counted(model.num_layers)
         self._directory = tempfile.TemporaryDirectory()
-        session = TrainingSession(load_trained_model(settings), ADAPTER, SEED)
+        adapter = LoraInTraining(load_trained_model(settings), ADAPTER, SEED)
         job, files = endless_job(Path(self._directory.name)), Files(ThreadPoolExecutor(1))
-        self._trainer = Trainer(job, session, PackMemory(session), files)
+        self._trainer = Trainer(job, adapter, PackMemory(adapter), files)
         self._trainer.begin()
 
     def train(self, is_over: Callable[[], bool]) -> Marks:

@@ -143,19 +143,19 @@ class Part:
         self._engine = TorchEngine(self._settings)
         if not self._engine.can_train:
             raise LeftOutError(TRAINS)
-        self._new_session = self._engine.start_training()
+        self._new_adapter = self._engine.start_training()
         # a server knows the times of its steps before requests come
         self._step_times = warm_up(self._engine, SlotScheduler(self._engine.limits))
 
     def alone(self, keep: Keep) -> float:
         """Trained tokens a second of our trainer, with blocks of the engine."""
         scheduler = SlotScheduler(self._engine.limits)
-        session = self._new_session(ADAPTER, SEED)
+        adapter = self._new_adapter(ADAPTER, SEED)
         with tempfile.TemporaryDirectory() as directory:
             job = endless_job(Path(directory), self.amount.lengths, self._measured.vocabulary)
-            memory = PackMemory(session, scheduler.blocks, self.pack_tokens, [keep])
+            memory = PackMemory(adapter, scheduler.blocks, self.pack_tokens, [keep])
             files = Files(ThreadPoolExecutor(1))
-            trainer = Trainer(job, session, memory, files)
+            trainer = Trainer(job, adapter, memory, files)
             trainer.begin()
             for seconds in (self.amount.alone_s / 4, self.amount.alone_s):  # the first is the warm-up
                 self._counts.take()
@@ -263,7 +263,7 @@ class Part:
     def _installed(self, scheduler: SlotScheduler, number: int) -> AdapterVersion:
         """An adapter of random weights."""
         with tempfile.TemporaryDirectory() as made:
-            weights: dict[str, Any] = self._new_session(ADAPTER, number).weights
+            weights: dict[str, Any] = self._new_adapter(ADAPTER, number).weights
             peft_files.write(Path(made), weights, ADAPTER, "random")
             adapter = self._engine.read_adapter(Path(made), Path(made))
         self._engine.install_adapter(adapter.digest, adapter.weights)

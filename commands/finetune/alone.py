@@ -94,10 +94,10 @@ def train(job: jobs.Job, settings: Settings) -> None:
     """Until the job has ended. JobError if it has, or if another process trains it."""
     with job.locked(), _ended_by_a_signal(job):
         job.check_open()
-        session = _session(job, settings)
+        adapter = _new_adapter(job, settings)
         with Bar(job) as bar:
             files = Files(AtOnce(), settings.adapters_directory)
-            Trainer(job, session, PackMemory(session), files, bar.show).run()
+            Trainer(job, adapter, PackMemory(adapter), files, bar.show).run()
         plot(job)
 
 
@@ -117,13 +117,13 @@ def _ended_by_a_signal(job: jobs.Job) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _session(job: jobs.Job, settings: Settings) -> Any:
-    from python_backends.engine.torch.training.model import load_trained_model  # brings torch along
-    from python_backends.engine.torch.training.session import TrainingSession
+def _new_adapter(job: jobs.Job, settings: Settings) -> Any:
+    from python_backends.engine.torch.training.lora_in_training import LoraInTraining  # brings torch along
+    from python_backends.engine.torch.training.model import load_trained_model
 
     if settings.model.dtype == "auto":
         settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dtype="float32"))
-    return TrainingSession(load_trained_model(settings), job.shape, int(job.fields["seed"]))
+    return LoraInTraining(load_trained_model(settings), job.shape, int(job.fields["seed"]))
 
 
 class AtOnce(Executor):

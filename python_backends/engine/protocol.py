@@ -78,7 +78,7 @@ class TakesAdapters(Protocol):
 
 class PackInTraining(Protocol):
     """Tiles go in, losses come out. Every call may stand between two steps of serving; what a device was told
-    then is done before `Session.wait` returns. What was borrowed is touched by these calls alone.
+    then is done before `AdapterInTraining.wait` returns. What was borrowed is touched by these calls alone.
     """
 
     def forward(self, tile: Tile) -> None: ...
@@ -89,7 +89,7 @@ class PackInTraining(Protocol):
     def backward(self, tile: Tile) -> None: ...
 
 
-class Session(Protocol):
+class AdapterInTraining(Protocol):
     """An adapter in training."""
 
     tile_tokens: int  # of a tile: more would take no less time each
@@ -134,9 +134,9 @@ class Trains(Protocol):
 
     can_train: bool  # with these settings
 
-    def start_training(self) -> Callable[[AdapterShape, int], Session]:
-        """What makes a session for an adapter's shape and the seed of its first weights. One session's
-        mini-batch is computed at a time.
+    def start_training(self) -> Callable[[AdapterShape, int], AdapterInTraining]:
+        """What makes an adapter of a shape, by the seed of its first weights. One adapter's mini-batch is
+        computed at a time.
         """
 
 

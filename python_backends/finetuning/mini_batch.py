@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from python_backends.engine.protocol import PackInTraining, Session
+from python_backends.engine.protocol import AdapterInTraining, PackInTraining
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.pack_memory import PackMemory, Plans
@@ -22,10 +22,10 @@ class MiniBatch:
     """`do` and `begin_pack` change it. `loss` is that of its tokens so far."""
 
     def __init__(
-        self, session: Session, memory: PackMemory, examples: Sequence[Example], learns: bool = True
+        self, adapter: AdapterInTraining, memory: PackMemory, examples: Sequence[Example], learns: bool = True
     ) -> None:
         """Without `learns` it has a loss and no backward pass."""
-        self._session, self._memory, self._examples, self._learns = session, memory, examples, learns
+        self._adapter, self._memory, self._examples, self._learns = adapter, memory, examples, learns
         self._packs: list[Pack] = list(packs(examples, memory.pack_tokens))
         self._plans: Plans | None = None  # None: there was no memory for any pack yet
         self._number = 0  # of the pack that is computed, or waits for memory
@@ -66,8 +66,8 @@ class MiniBatch:
         pack, num_labels = self._packs[self._number], sum(pack.num_labels for pack in self._packs)
         computed = self._memory.begin(pack, self._plans, num_labels)
         if computed is not None:
-            num_layers = len(self._session.facts)
-            first = first_layer(self._session.targets) if self._learns else num_layers
+            num_layers = len(self._adapter.facts)
+            first = first_layer(self._adapter.targets) if self._learns else num_layers
             self._waits = False
             self._computed = computed, PackCursor(len(pack.tokens), num_layers, first)
 
@@ -91,7 +91,7 @@ class MiniBatch:
             if not self._memory.shrink_if_too_large(self._packs):
                 return None
             self._packs = list(packs(self._examples, self._memory.pack_tokens))
-        self._session.install(plans)
+        self._adapter.install(plans)
         return plans
 
     def _compute(self, tokens: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from python_backends.engine.protocol import PackInTraining, Session
+from python_backends.engine.protocol import AdapterInTraining, PackInTraining
 from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.pruning import plans
 from python_backends.nouns.request import Ids
@@ -47,7 +47,7 @@ class RevokedError(Exception):
 class PackMemory:
     def __init__(
         self,
-        session: Session,
+        adapter: AdapterInTraining,
         pool: Pool | None = None,
         pack_tokens: int = 0,
         keeps: Sequence[Keep] = tuple(Keep),
@@ -55,9 +55,9 @@ class PackMemory:
         """`pool`: None without a server. `pack_tokens`: of a pack at most; 0: PACK_TOKENS, or a whole tile.
         `keeps`: what may be kept of a layer, the most first.
         """
-        self._session, self._pool = session, pool
-        self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
-        self.pack_tokens = pack_tokens or max(PACK_TOKENS, session.tile_tokens)
+        self._adapter, self._pool = adapter, pool
+        self._plans: list[Plans] = [plans(adapter.facts, adapter.targets, keep) for keep in keeps]
+        self.pack_tokens = pack_tokens or max(PACK_TOKENS, adapter.tile_tokens)
         self._num_revocations = 0
         self._is_revoked = False
 
@@ -90,11 +90,11 @@ class PackMemory:
     def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> PackInTraining | None:
         """None: requests hold too many blocks now."""
         borrowed = None
-        if self._pool is not None and (count := self._session.num_blocks(pack, chosen)):
+        if self._pool is not None and (count := self._adapter.num_blocks(pack, chosen)):
             if count > self._pool.num_borrowable:
                 return None
             borrowed = self._pool.borrow(count, self._revoke)
-        return self._session.begin(pack, num_labels, borrowed)
+        return self._adapter.begin(pack, num_labels, borrowed)
 
     def end(self) -> None:
         """Of the pack, which is not computed any more. Its blocks go back, if they were not taken back."""
@@ -117,4 +117,4 @@ class PackMemory:
 
     def _needed(self, packs: Sequence[Pack], chosen: Plans) -> int:
         """Packs are computed one after the other."""
-        return max(self._session.num_blocks(pack, chosen) for pack in packs)
+        return max(self._adapter.num_blocks(pack, chosen) for pack in packs)

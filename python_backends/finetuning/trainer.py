@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from python_backends.engine.protocol import Session
+from python_backends.engine.protocol import AdapterInTraining
 from python_backends.finetuning import saved_states
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.mini_batch import MiniBatch
@@ -56,7 +56,7 @@ class Files:
 
 
 class Trainer:
-    """`session` trains what `job` asks for, with packs in `memory`. `watch` sees every step; `files` writes
+    """`adapter` is the one that `job` asks for, with packs in `memory`. `watch` sees every step; `files` writes
     files.
 
     `piece` is what comes next; `begin` finds the first one, and `do` does it and finds the one after it.
@@ -65,13 +65,13 @@ class Trainer:
     def __init__(
         self,
         job: Job,
-        session: Session,
+        adapter: AdapterInTraining,
         memory: PackMemory,
         files: Files,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self._job, self._session, self._memory, self._watch = job, session, memory, watch
-        self.tile_tokens, self.wait = session.tile_tokens, session.wait
+        self._job, self._adapter, self._memory, self._watch = job, adapter, memory, watch
+        self.tile_tokens, self.wait = adapter.tile_tokens, adapter.wait
         self._files, self._written = files, _done()
         read = files.read or prepare(job)
         self._examples, self._held_out, self._read = read.examples, read.held_out, read
@@ -138,11 +138,11 @@ class Trainer:
     def _begin_batch(self) -> Piece:
         if self._must_measure:
             held_out = list(self._held_out or ())
-            self._batch = MiniBatch(self._session, self._memory, held_out, learns=False)
+            self._batch = MiniBatch(self._adapter, self._memory, held_out, learns=False)
             return self._batch.piece
         chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
         examples = [self._examples[int(index)] for index in chosen]
-        self._batch = MiniBatch(self._session, self._memory, examples)
+        self._batch = MiniBatch(self._adapter, self._memory, examples)
         return self._batch.piece
 
     def _begin_pack(self) -> Piece:
@@ -175,15 +175,15 @@ class Trainer:
         return self._next_step()
 
     def _clip(self) -> Piece:
-        self._norm = self._session.clip(CLIP)
+        self._norm = self._adapter.clip(CLIP)
         if not math.isfinite(self._batch.loss + self._norm):
             return self._diverged(self._batch.loss, self._norm)
         return Piece(Kind.UPDATE)
 
     def _update(self) -> Piece:
         """Of one layer's weights."""
-        self._session.update(self._layer, self._learning_rate)
-        self._layer = (self._layer + 1) % len(self._session.facts)
+        self._adapter.update(self._layer, self._learning_rate)
+        self._layer = (self._layer + 1) % len(self._adapter.facts)
         return Piece(Kind.UPDATE) if self.is_updating else self._end_step()
 
     @property
@@ -216,7 +216,7 @@ class Trainer:
         if self.is_updating or self._step == self._saved_step:
             return
         place = saved_states.Place(self._step, self._trained_tokens, self._ends_pass)
-        self._written = self._files.writer.submit(self._write, place, self._session.state)
+        self._written = self._files.writer.submit(self._write, place, self._adapter.state)
         self._saved_step, self._saved_s = self._step, time.monotonic()
 
     def _write(self, place: saved_states.Place, state: saved_states.State) -> None:
@@ -256,12 +256,12 @@ class Trainer:
         message = "started"
         if found is not None:
             place, state = found
-            self._session.resume(state, place.step)
+            self._adapter.resume(state, place.step)
             self._step, self._trained_tokens = place.step, place.trained_tokens
             self._saved_step = self._began_step = place.step
             message = f"goes on after step {place.step}"
         elif start is not None:
-            self._session.resume(start, 0)
+            self._adapter.resume(start, 0)
         self._read = Prepared(self._examples, None, None)  # the rest is not needed any more
         self._wasted_tokens = self._job.mend(self._step)
         if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:

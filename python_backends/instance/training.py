@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from python_backends.engine.protocol import Session, Trains
+from python_backends.engine.protocol import AdapterInTraining, Trains
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pack_memory import PackMemory, Pool
 from python_backends.finetuning.pieces import Kind, Piece
@@ -36,7 +36,7 @@ from python_backends.settings import FinetuningSettings
 
 log = logging.getLogger("gapless.instance")
 
-NewSession = Callable[[AdapterShape, int], Session]
+NewAdapter = Callable[[AdapterShape, int], AdapterInTraining]
 WAITING = (Kind.WAIT, Kind.MEMORY)
 WAIT_S = 0.005  # while all jobs wait
 # A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
@@ -75,10 +75,10 @@ class Training(SpareWork):
         """
         self._engine, self._limits, self._settings, self._pool = engine, limits, settings, pool
         self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters, published)
-        self._offered: deque[tuple[Job, ExitStack, Prepared, NewSession]] = deque()
+        self._offered: deque[tuple[Job, ExitStack, Prepared, NewAdapter]] = deque()
         self._running: list[_Running] = []
         self._current: _Running | None = None  # its mini-batch is computed
-        self._new_session: NewSession | None = None
+        self._new_adapter: NewAdapter | None = None
         self._times: dict[Kind, PieceTime] = defaultdict(PieceTime)
         self._retry_s, self._stuck_s = RETRY_S, time.monotonic()
         self._slack_s = self._until_s = 0.0  # of the latest `work`, and when it ends
@@ -114,12 +114,12 @@ class Training(SpareWork):
             read = prepare(job)
             for examples in filter(None, (read.examples, read.held_out)):
                 examples.check(self._limits.max_model_tokens, self._limits.vocab_size)
-            new_session = self._new_session or self._engine.start_training()
+            new_adapter = self._new_adapter or self._engine.start_training()
         except Exception as error:
             self._fail(job, error)
             lock.close()
             return
-        self._offered.append((job, lock, read, new_session))
+        self._offered.append((job, lock, read, new_adapter))
 
     def count_jobs(self, counts: tuple[int, ...]) -> None:
         """Of the job directory, in the order of JOB_STATUSES."""
@@ -161,9 +161,9 @@ class Training(SpareWork):
 
     def _take_offered(self) -> None:
         while self._offered:
-            job, lock, read, new_session = self._offered[0]
+            job, lock, read, new_adapter = self._offered[0]
             try:
-                self._new_session = self._new_session or new_session
+                self._new_adapter = self._new_adapter or new_adapter
                 self._begin(job, lock, read)
             except Exception as error:
                 self._fail(job, error)
@@ -172,11 +172,11 @@ class Training(SpareWork):
             self._free_if_idle()
 
     def _begin(self, job: Job, lock: ExitStack, read: Prepared) -> None:
-        assert self._new_session is not None
-        session = self._new_session(job.shape, int(job.fields["seed"]))
+        assert self._new_adapter is not None
+        adapter = self._new_adapter(job.shape, int(job.fields["seed"]))
         files = replace(self._files, read=read)
-        memory = PackMemory(session, self._pool)
-        trainer = Trainer(job, session, memory, files, self._learned)
+        memory = PackMemory(adapter, self._pool)
+        trainer = Trainer(job, adapter, memory, files, self._learned)
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, tokens)
         self._running.append(running)
@@ -202,7 +202,7 @@ class Training(SpareWork):
     def _free_if_idle(self) -> None:
         """The copies of the weights that only training has."""
         if not self.has_work:
-            self._new_session = None
+            self._new_adapter = None
             gc.collect()
             give_back_freed_memory()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from python_backends.engine.torch.training import session
+from python_backends.engine.torch.training import lora_in_training
 from python_backends.finetuning import pack_memory
 from tests.conftest import say
 from tests.support.tiny_models import TINY, Agreement, TinyModel, build
@@ -24,7 +24,7 @@ def small_packs() -> Iterator[None]:
     """So that a mini-batch of training has several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack_memory, "PACK_TOKENS", 48)
-        patch.setattr(session, "CPU_TILE_TOKENS", 48)
+        patch.setattr(lora_in_training, "CPU_TILE_TOKENS", 48)
         yield
 
 

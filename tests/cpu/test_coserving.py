@@ -313,11 +313,11 @@ def test_a_job_that_begins_has_its_place_already(
     start = server.engine.start_training
 
     def looking_meanwhile() -> Any:
-        new_session = start()
+        new_adapter = start()
 
         def look_meanwhile(*of: Any) -> Any:
             server.watch.look()
-            return new_session(*of)
+            return new_adapter(*of)
 
         return look_meanwhile
 
@@ -508,7 +508,7 @@ def test_without_a_job_nothing_is_made_for_training(one: TinyModel, tmp_path: Pa
     """And where training is switched off, the loop and its engine know nothing of it."""
     server = Server(one, tmp_path)
     served(server)
-    assert server.training._new_session is None
+    assert server.training._new_adapter is None
     assert all(load.training is None for load in server.link.loads)
     server.close()
     off = settings(one, enabled=False)

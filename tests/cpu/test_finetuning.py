@@ -24,7 +24,7 @@ from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters.beginning import read_beginning
 from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.pack_run import PackRun
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.finetuning import saved_states
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError, create
@@ -94,16 +94,16 @@ def _trained(tiny: TinyModel, job: Job, when: str, count: int) -> int:
 def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_saved_state(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, install, num_installed = new_job(tmp_path, steps=9), TrainingSession.install, 0
+    job, install, num_installed = new_job(tmp_path, steps=9), LoraInTraining.install, 0
 
-    def breaking(session: TrainingSession, plans: tuple[LayerPlan, ...]) -> None:
+    def breaking(adapter: LoraInTraining, plans: tuple[LayerPlan, ...]) -> None:
         nonlocal num_installed
         num_installed += 1
-        install(session, plans)
+        install(adapter, plans)
         if num_installed == 6:
             monkeypatch.setattr(PackRun, "loss", lambda pack, first, last: float("nan"))
 
-    monkeypatch.setattr(TrainingSession, "install", breaking)
+    monkeypatch.setattr(LoraInTraining, "install", breaking)
     train(job, settings(one))
     fields = Job(job.directory).fields
     assert fields["status"] == "failed"
@@ -167,8 +167,8 @@ def test_saved_states_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up
             disk.set()
 
     monkeypatch.setattr(saved_states, "save", slow)
-    session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
-    Trainer(job, session, PackMemory(session), Files(writer), watch).run()
+    adapter = LoraInTraining(load_trained_model(settings(one)), job.shape, 4)
+    Trainer(job, adapter, PackMemory(adapter), Files(writer), watch).run()
     assert (Job(job.directory).status, most_waiting) == ("succeeded", 0)
     assert saved_states.steps(job.directory / "checkpoints") == [1, 15]
     found = saved_states.last(job.directory / "checkpoints")
@@ -197,8 +197,8 @@ def test_held_out_examples_are_measured_and_not_learned(one: TinyModel, tmp_path
 def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_path: Path) -> None:
     job, adapters, found = new_job(tmp_path, steps=1), tmp_path / "adapters", list[bool]()
     files = Files(AtOnce(), adapters, lambda: found.append((adapters / "tiny" / "1" / CONFIG).exists()))
-    session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
-    Trainer(job, session, PackMemory(session), files).run()
+    adapter = LoraInTraining(load_trained_model(settings(one)), job.shape, 4)
+    Trainer(job, adapter, PackMemory(adapter), files).run()
     assert found == [True]
 
 

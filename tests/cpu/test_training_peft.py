@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commands.finetune.alone import _session, train
+from commands.finetune.alone import _new_adapter, train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.packs import mini_batch, packed
@@ -82,7 +82,7 @@ def test_gradients_of_every_family_are_pefts(name: str) -> None:
 def test_losses_of_200_steps_are_pefts(tiny: Callable[[str], TinyModel], tmp_path: Path) -> None:
     """Within 1e-3, or three times what PEFT itself differs between float32 and float64."""
     one, job = tiny("llama_grouped"), new_job(tmp_path, steps=200)
-    start = {key: torch.from_numpy(each) for key, each in _session(job, settings(one)).weights.items()}
+    start = {key: torch.from_numpy(each) for key, each in _new_adapter(job, settings(one)).weights.items()}
     train(job, settings(one))
     found = np.array([line["loss"] for line in job.losses])
     single, double = (_peft_losses(one, start, dtype) for dtype in (torch.float32, torch.float64))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from commands.finetune import alone
-from python_backends.engine.torch.training import session
+from python_backends.engine.torch.training import lora_in_training
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.finetuning import pack_memory, saved_states, trainer
 from python_backends.finetuning.jobs import Job
@@ -39,7 +39,7 @@ def main(model: str, job: str, when: str, count: str) -> None:
         PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
     if when == "saved state":
         saved_states.save_file = _deadly(saved_states.save_file, int(count))  # type: ignore[attr-defined]
-    trainer.SAVE_EVERY_S, pack_memory.PACK_TOKENS, session.CPU_TILE_TOKENS = 0.0, 48, 48
+    trainer.SAVE_EVERY_S, pack_memory.PACK_TOKENS, lora_in_training.CPU_TILE_TOKENS = 0.0, 48, 48
     settings = Settings(
         model=ModelSettings(directory=model, dtype="float32"),
         engine=EngineSettings(threads=1),

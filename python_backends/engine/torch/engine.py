@@ -60,7 +60,7 @@ from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
 from python_backends.engine.torch.threads import Threads
 from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.guides.guides import Guides
 from python_backends.linux.quota import usable_processors
@@ -256,7 +256,7 @@ class TorchEngine:
     def drop_adapter(self, digest: str) -> None:
         self._adapters.drop(digest)
 
-    def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
+    def start_training(self) -> Callable[[AdapterShape, int], LoraInTraining]:
         """See `Trains`. Beside the layers it reads the weights again."""
         assert self.can_train, TRAINS
         cache = self.cache.twin()
@@ -264,7 +264,7 @@ class TorchEngine:
             model = load_trained_model(self._settings, cache)
         else:
             model = TrainedModel(self._trainable, self.decoder.twin(), cache)
-        return partial(TrainingSession, model)
+        return partial(LoraInTraining, model)
 
     def close(self) -> None:
         if self._layer_steps is not None:

@@ -13,7 +13,7 @@ from python_backends.nouns.training import LayerFacts, Pack
 from python_backends.scheduling.state.blocks import BlockPool
 
 
-class Session:
+class FakeAdapter:
     """A block for each token, two if what products gave is kept; notes what it is told."""
 
     tile_tokens = 256
@@ -37,9 +37,9 @@ def pack(*lengths: int) -> Pack:
     return Pack(zeros, zeros, bounds)
 
 
-def memory(pool: BlockPool | None, pack_tokens: int = 1024) -> tuple[PackMemory, Session]:
-    session = Session()
-    return PackMemory(session, pool, pack_tokens), session  # type: ignore[arg-type]
+def memory(pool: BlockPool | None, pack_tokens: int = 1024) -> tuple[PackMemory, FakeAdapter]:
+    adapter = FakeAdapter()
+    return PackMemory(adapter, pool, pack_tokens), adapter  # type: ignore[arg-type]
 
 
 def test_the_most_is_kept_that_fits_into_the_share_of_the_free_blocks() -> None:
@@ -69,7 +69,7 @@ def test_packs_that_never_fit_are_made_smaller_and_an_example_that_never_fits_is
 
 def test_a_pack_whose_blocks_are_taken_back_touches_them_no_more() -> None:
     pool = BlockPool(40, 4)
-    own, session = memory(pool)
+    own, adapter = memory(pool)
     chosen = own.plans_for([pack(10)])
     assert chosen is not None
     assert own.begin(pack(10), chosen, 3)
@@ -80,7 +80,7 @@ def test_a_pack_whose_blocks_are_taken_back_touches_them_no_more() -> None:
     with pytest.raises(RevokedError):
         own.check()
     own.end()
-    assert (session.said, pool.num_borrowed) == ([20], 0)
+    assert (adapter.said, pool.num_borrowed) == ([20], 0)
     pool.check_integrity([taken])
 
 
@@ -103,7 +103,7 @@ def test_packs_that_often_give_way_become_smaller() -> None:
 
 def test_a_pack_waits_for_blocks_between_two_packs() -> None:
     pool = BlockPool(40, 4)
-    own, session = memory(pool)
+    own, adapter = memory(pool)
     chosen = own.plans_for([pack(10)])
     assert chosen is not None
     held = pool.allocate(30)
@@ -111,14 +111,14 @@ def test_a_pack_waits_for_blocks_between_two_packs() -> None:
     pool.drop(held)
     assert own.begin(pack(10), chosen, 3)
     own.end()
-    assert (session.said, pool.num_borrowed, pool.num_borrowable) == ([20], 0, 40)
+    assert (adapter.said, pool.num_borrowed, pool.num_borrowable) == ([20], 0, 40)
 
 
 def test_without_a_server_a_pack_has_its_own_memory() -> None:
-    own, session = memory(None)
+    own, adapter = memory(None)
     chosen = own.plans_for([pack(10)])
     assert chosen is not None
     assert "gate_up" in chosen[0].kept
     assert own.begin(pack(10), chosen, 3)
     own.end()
-    assert session.said == [None]
+    assert adapter.said == [None]

@@ -49,7 +49,7 @@ class Device:
         self.now_s = max(self.now_s, self._free_s)
 
 
-class Session:
+class FakeAdapter:
     """Of a model of Llama-3.1-8B's size: 3 ms for a tile of 512 tokens forward, 7 backward; to begin a pack
     keeps the host for 15 ms. It is a pack, too.
     """
@@ -68,7 +68,7 @@ class Session:
     def num_blocks(self, pack: Any, plans: Any) -> int:
         return len(pack.tokens)
 
-    def begin(self, *_: Any) -> Session:
+    def begin(self, *_: Any) -> FakeAdapter:
         self._device.told(1500)
         return self
 
@@ -120,13 +120,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.fixture
-def session(device: Device) -> Session:
-    return Session(device)
+def adapter(device: Device) -> FakeAdapter:
+    return FakeAdapter(device)
 
 
 @pytest.fixture
-def training(session: Session, tmp_path: Path) -> Training:
-    engine = SimpleNamespace(can_train=True, start_training=lambda: lambda *_: session)
+def training(adapter: FakeAdapter, tmp_path: Path) -> Training:
+    engine = SimpleNamespace(can_train=True, start_training=lambda: lambda *_: adapter)
     limits = SimpleNamespace(max_model_tokens=2 * CONTEXT, vocab_size=CONTEXT)
     made = Training(engine, limits, BlockPool(10_000, 32), FinetuningSettings())  # type: ignore[arg-type]
     made.offer(job(tmp_path), ExitStack())
@@ -153,11 +153,11 @@ def gaps_s(device: Device, training: Training, seconds: float) -> list[float]:
 
 
 def test_in_the_slack_of_decodes_packs_are_trained_and_no_token_is_late(
-    device: Device, session: Session, training: Training
+    device: Device, adapter: FakeAdapter, training: Training
 ) -> None:
     found = gaps_s(device, training, 10.0)
     assert np.percentile(found, 99) <= TPOT_S
-    assert sum(session.tiles) / NUM_LAYERS / (device.now_s - 100) > 1000, "tokens a second"
+    assert sum(adapter.tiles) / NUM_LAYERS / (device.now_s - 100) > 1000, "tokens a second"
 
 
 def test_a_piece_takes_until_the_device_is_done(device: Device, training: Training) -> None:

@@ -21,10 +21,10 @@ Arrays = dict[str, NDArray[Any]]
 CPU_TILE_TOKENS, GPU_TILE_TOKENS = 256, 2048
 
 
-class TrainingSession:
+class LoraInTraining:
     """An adapter of `shape` for `model`, drawn by `seed`. ValueError if the model has no such modules.
 
-    What packs and tiles need is the model's own: one session's mini-batch is computed at a time.
+    What packs and tiles need is the model's own: one adapter's mini-batch is computed at a time.
     """
 
     def __init__(self, model: TrainedModel, shape: AdapterShape, seed: int) -> None:
