@@ -19,7 +19,6 @@ import queue
 import re
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from tempfile import TemporaryDirectory
 from client.bench.report import provenance
 from commands.called import called
 from python_backends.launcher.address import API_KEY
+from python_backends.linux.free_ports import free_ports
 from python_backends.linux.start_clock import read_phases
 
 PORTS = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
@@ -153,14 +153,6 @@ def first_token(port: int) -> float:
     if answer.status != http.HTTPStatus.OK:
         raise StartError(f"the first request got status {answer.status}: {text}")
     return time.monotonic() - began_s
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def measure(words: Sequence[str]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,12 +151,6 @@ def kv_blocks(checkpoint: Path, dtype: str, gib: float = KV_POOL_GIB) -> int:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def same_tokens(reference: Sequence[int], ids: Sequence[int]) -> int:

@@ -22,12 +22,13 @@ import numpy as np
 from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.models import text_of
-from benchmarks.common.work import Job, Timing, Work, free_port
+from benchmarks.common.work import Job, Timing, Work
 from benchmarks.gpu.model import Measured
 from benchmarks.gpu.report import Figure, LeftOutError
 from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
+from python_backends.linux.free_ports import free_ports
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import ROOT
 
@@ -176,11 +177,11 @@ class Served:
             raise LeftOutError(
                 "no tritonserver here: neither the wheel nvidia-pytriton nor /opt/tritonserver"
             )
-        self.port = free_port()
+        self.port, grpc_port, metrics_port = free_ports(3)
         ports = {
             "server.http_port": self.port,
-            "server.grpc_port": free_port(),
-            "server.metrics_port": free_port(),
+            "server.grpc_port": grpc_port,
+            "server.metrics_port": metrics_port,
             "front.port": 0,
         }
         command = [sys.executable, "-m", "commands.serve"]

@@ -37,6 +37,10 @@ def _tensorrt_llm_engine(settings: Settings) -> Engine:
     return TensorRTLLMEngine(settings)
 
 
+def _tensorrt_llm_pauses(settings: Settings) -> bool:
+    return settings.tensorrt_llm.capacity == "max_utilization"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     make: Callable[[Settings], Engine]  # raises SettingsError
@@ -44,12 +48,16 @@ class EngineKind:
     gives_way: Callable[[Settings], bool] = lambda _: False
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
+    # it plans its own steps and pauses sequences where memory runs out: what answers probably need is reserved
+    reserves_likely: Callable[[Settings], bool] = lambda _: False
     has_weights: bool = True
 
 
 KINDS: dict[str, EngineKind] = {
     "torch": EngineKind(_torch_engine, gives_way=_torch_gives_way, takes_adapters=True),
-    "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
+    "tensorrt_llm": EngineKind(
+        _tensorrt_llm_engine, warms_up=False, takes_adapters=True, reserves_likely=_tensorrt_llm_pauses
+    ),
 }
 
 

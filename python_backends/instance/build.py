@@ -64,9 +64,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))
     log.info("%d slots, %d KV blocks of %d tokens", limits.num_slots, limits.num_blocks, limits.block_tokens)
     if engine.plans_steps:
-        reserve = (
-            reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
-        )
+        reserve = reserve_likely if kind.reserves_likely(settings) else reserve_max_tokens
         return SelfPlannedScheduler(
             limits, settings.engine.token_budget, settings.scheduling, reserve
         ), engine

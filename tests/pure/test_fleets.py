@@ -16,6 +16,7 @@ from python_backends.launcher import health
 from python_backends.launcher.fleets import local
 from python_backends.launcher.fleets.keeper import Keeper, Share
 from python_backends.launcher.run_files import RunFiles
+from python_backends.linux.free_ports import free_ports
 from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.load import Load
 from python_backends.nouns.messages import Cancel
@@ -24,7 +25,7 @@ from python_backends.settings import ClusterSettings, Settings, SettingsError, l
 from python_backends.watching.board import Board
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
 from python_backends.wires.sessions import InstanceEnd, InstanceReady, SchedulerEnd
-from tests.support.server.serving import free_ports, wait_for
+from tests.support.server.serving import wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
 

@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from benchmarks.policies import setting_of
+from python_backends.linux.free_ports import free_ports
 from tests.server.test_cluster import LONGER, check_nothing_is_kept, control, migrations
 from tests.server.test_recovery import leftovers
 from tests.support.server.expected import Expected
-from tests.support.server.serving import Gapless, free_ports, wait_for
+from tests.support.server.serving import Gapless, wait_for
 from tests.support.server.whole_answers import whole_answers
 from tests.support.shuffle import SHUFFLE
 from tests.support.toy_engine import toy_settings

@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from python_backends.linux.free_ports import free_ports
 from python_backends.settings import ROOT
-from tests.support.server.serving import BUSY, free_ports
+from tests.support.server.serving import BUSY
 from tests.support.wheel import built
 
 # nothing is compiled here: that is tested elsewhere, and takes longer than all else

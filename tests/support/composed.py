@@ -20,7 +20,8 @@ import grpc
 
 from client import Client
 from client.errors import GaplessError
-from tests.support.server.serving import Answer, free_ports, wait_for
+from python_backends.linux.free_ports import free_ports
+from tests.support.server.serving import Answer, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 # The longest answer that the bundled model has room for: short ones would end before anything is killed.

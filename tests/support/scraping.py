@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.server.serving import ROOT, free_ports, wait_for
+from python_backends.linux.free_ports import free_ports
+from tests.support.server.serving import ROOT, wait_for
 
 DEPLOY = ROOT / "deploy"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.http_streams import Event, HttpStreams
-from benchmarks.common.work import PEER_TOKEN_BUDGET, Timing, Work, free_port, num_cores
+from benchmarks.common.work import PEER_TOKEN_BUDGET, Timing, Work, num_cores
 from benchmarks.peers.workers.gguf_file import write_gguf
+from python_backends.linux.free_ports import free_ports
 
 KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 READY_S = 300
@@ -52,7 +53,7 @@ class Engine:
         max_model_tokens: int,
         token_budget: int = PEER_TOKEN_BUDGET,
     ) -> None:
-        port = free_port()
+        (port,) = free_ports(1)
         options: dict[str, Any] = {
             "--model": directory / MODEL,
             "--port": port,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
 from python_backends.launcher.run_files import RunFiles
+from python_backends.linux.free_ports import free_ports
 from python_backends.settings import ROOT, Settings, SettingsError
 from python_backends.watching.board import Board, instance_name
 from python_backends.wires.network import CurveKeys, Network, network_as_bytes
@@ -63,7 +63,8 @@ class RayFleet:
         self._needs_gpu = settings.model.device.startswith("cuda")
         _join(settings, files)
         address = ray.util.get_node_ip_address()
-        self._network = Network(f"tcp://{address}:{_free_port(address)}", address, CurveKeys.new())
+        (port,) = free_ports(1, address)
+        self._network = Network(f"tcp://{address}:{port}", address, CurveKeys.new())
         files.put(NETWORK, network_as_bytes(self._network))
         self._nodes: dict[int, str] = {}  # by instance: where it runs, or where Ray was asked to run it
         self._avoided_until_s: dict[str, float] = {}  # by node
@@ -214,9 +215,3 @@ def _join(settings: Settings, files: RunFiles) -> None:
         ray.init(logging_level=logging.WARNING, **started)
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise SettingsError(f"cluster.address = {address!r}: Ray can't be joined: {error}") from error
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

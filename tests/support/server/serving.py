@@ -9,7 +9,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton
 
+from python_backends.linux.free_ports import free_ports
 from python_backends.text.door.table import FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -287,14 +287,6 @@ def tensor(name: str, value: Any) -> triton.InferInput:
     made = triton.InferInput(name, list(data.shape), kind)
     made.set_data_from_numpy(data)
     return made
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
