@@ -26,7 +26,7 @@ MOST_LATE_S = 0.5  # that is caught up: what takes longer was interrupted, or th
 
 class SpareWork:
     """Work that uses spare time. One kind of it says what it does in `has_work` and `work`, and what else it
-    needs.
+    needs: docs/how-to/spare_work.md.
 
     Its limits: it is called by the loop's thread alone, between two steps, and nothing interrupts it. So
     `work` does no more than it can foresee to take `slack_s`: with a step, GOAL of the time per output token
