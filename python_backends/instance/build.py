@@ -101,8 +101,7 @@ def build_training(
     """
     if not (isinstance(engine, Trains) and engine.can_train):
         return None
-    directory = settings.adapters_directory
-    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning, directory, published)
+    return Training(engine, scheduler.limits, scheduler.blocks, settings.adapters_directory, published)
 
 
 def spare_time(settings: Settings, *works: SpareWork | None) -> SpareTime:

@@ -32,12 +32,13 @@ from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.scheduling.piece_time import PieceTime
 from python_backends.scheduling.training_budget import LEAST, most_tokens
-from python_backends.settings import FinetuningSettings
 
 log = logging.getLogger("gapless.instance")
 
 NewAdapter = Callable[[AdapterShape, int], AdapterInTraining]
 WAITING = (Kind.WAIT, Kind.MEMORY)
+# that are trained in turn: while one waits for a file, the other goes on; each keeps moments and a saved state
+MAX_JOBS = 2
 WAIT_S = 0.005  # while all jobs wait
 # A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
 # each time after twice as long.
@@ -66,14 +67,13 @@ class Training(SpareWork):
         engine: Trains,
         limits: ModelLimits,
         pool: Pool,
-        settings: FinetuningSettings,
         adapters: Path | None = None,
         published: Callable[[], None] = lambda: None,
     ) -> None:
         """Packs borrow KV blocks of `pool`. Trained adapters are published in `adapters`; then `published` is
         called, by another thread.
         """
-        self._engine, self._limits, self._settings, self._pool = engine, limits, settings, pool
+        self._engine, self._limits, self._pool = engine, limits, pool
         self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters, published)
         self._offered: deque[tuple[Job, ExitStack, Prepared, NewAdapter]] = deque()
         self._running: list[_Running] = []
@@ -91,8 +91,8 @@ class Training(SpareWork):
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether there are fewer than `finetuning.max_jobs`."""
-        return len(self._offered) + len(self._running) < self._settings.max_jobs
+        """Whether there are fewer than MAX_JOBS."""
+        return len(self._offered) + len(self._running) < MAX_JOBS
 
     @property
     def patience_s(self) -> float:

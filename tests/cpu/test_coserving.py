@@ -290,7 +290,7 @@ def test_an_example_for_which_there_is_never_memory_fails_its_job(
 
 
 def test_two_jobs_share_what_there_is_and_more_wait(one: TinyModel, tmp_path: Path) -> None:
-    server = Server(one, tmp_path, max_jobs=2)
+    server = Server(one, tmp_path)
     jobs = [new_job(tmp_path, steps=9) for _ in range(3)]
     server.turn_until(lambda: len(jobs[0].losses) + len(jobs[1].losses) + len(jobs[2].losses) >= 10)
     counts = sorted(len(job.losses) for job in jobs)
@@ -307,7 +307,8 @@ def test_a_job_that_begins_has_its_place_already(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To begin takes a while, in which the thread that finds jobs may look for more of them."""
-    server = Server(one, tmp_path, max_jobs=1)
+    monkeypatch.setattr("python_backends.instance.training.MAX_JOBS", 1)
+    server = Server(one, tmp_path)
     jobs = [new_job(tmp_path, steps=3) for _ in range(2)]
     assert isinstance(server.engine, Trains)
     start = server.engine.start_training
@@ -332,7 +333,7 @@ def test_a_job_that_begins_has_its_place_already(
 def test_steps_that_end_while_jobs_are_counted_are_reported_all() -> None:
     """The thread that finds jobs counts them, the loop adds what was trained."""
     parts: Any = None
-    training = Training(parts, parts, parts, FinetuningSettings())
+    training = Training(parts, parts, parts)
     training._current = SimpleNamespace(tokens=0)  # type: ignore[assignment]
     is_over, interval_s, num_steps = threading.Event(), sys.getswitchinterval(), 20_000
 

@@ -21,7 +21,6 @@ class FinetuningSettings:
         " weights in memory twice meanwhile, three times where layers in C++ serve;"
         f" {TRAINS}",
     )
-    max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(
         "run/finetuning",
         "the jobs, in one directory for each checkpoint; relative to this folder",

@@ -22,7 +22,6 @@ from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import PROJECTIONS, LayerFacts, Tile
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.scheduling.step_time import StepTime
-from python_backends.settings import FinetuningSettings
 
 NUM_LAYERS, CONTEXT, SLOTS = 32, 512, 8
 TPOT_S, STEP_S = 0.045, 0.016
@@ -128,7 +127,7 @@ def adapter(device: Device) -> FakeAdapter:
 def training(adapter: FakeAdapter, tmp_path: Path) -> Training:
     engine = SimpleNamespace(can_train=True, start_training=lambda: lambda *_: adapter)
     limits = SimpleNamespace(max_model_tokens=2 * CONTEXT, vocab_size=CONTEXT)
-    made = Training(engine, limits, BlockPool(10_000, 32), FinetuningSettings())  # type: ignore[arg-type]
+    made = Training(engine, limits, BlockPool(10_000, 32))  # type: ignore[arg-type]
     made.offer(job(tmp_path), ExitStack())
     return made
 
