@@ -55,8 +55,8 @@ def kept(shape: str, kind: str, length: int) -> tuple[float | None, float]:
 def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[float, int]:
     """Computed bytes a token and measured bytes of a pack, of all layers."""
     from benchmarks.common.finetuning_trainers import ADAPTER, MAX_TOKENS, build_model, random_examples
-    from python_backends.engine.torch.training.model import trained_model
     from python_backends.engine.torch.training.lora_in_training import LoraInTraining
+    from python_backends.engine.torch.training.model import trained_model
     from python_backends.finetuning.packs import packed
     from python_backends.finetuning.pruning import plans
     from python_backends.nouns.training import Keep, Tile

@@ -36,7 +36,7 @@ class Queue:
         return await self._ask(Order("status"), SILENT_S)
 
     async def retry_after_s(self) -> int:
-        """Returns in how many seconds those that wait are expected to have slots, between LEAST_S and MOST_S."""
+        """Returns in how many seconds those that wait may all have slots, between LEAST_S and MOST_S."""
         queue_wait_s: float = (await self.status()).get("queue_wait_s", 0.0)
         return min(MOST_S, max(LEAST_S, math.ceil(queue_wait_s)))
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.common.models import SHAPES, VOCABULARY
 from commands.finetune.alone import AtOnce
-from python_backends.engine.torch.training.model import trained_model
 from python_backends.engine.torch.training.lora_in_training import LoraInTraining
+from python_backends.engine.torch.training.model import trained_model
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.pack_memory import PackMemory

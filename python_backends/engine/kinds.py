@@ -48,7 +48,7 @@ class EngineKind:
     gives_way: Callable[[Settings], bool] = lambda _: False
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
-    # it plans its own steps and pauses sequences where memory runs out: what answers probably need is reserved
+    # plans its own steps, and pauses sequences where memory runs out: what answers probably need is reserved
     reserves_likely: Callable[[Settings], bool] = lambda _: False
     has_weights: bool = True
 

@@ -56,8 +56,8 @@ class Files:
 
 
 class Trainer:
-    """`adapter` is the one that `job` asks for, with packs in `memory`. `watch` sees every step; `files` writes
-    files.
+    """`adapter` is the one that `job` asks for, with packs in `memory`. `watch` sees every step; `files`
+    writes files.
 
     `piece` is what comes next; `begin` finds the first one, and `do` does it and finds the one after it.
     """

@@ -37,8 +37,7 @@ log = logging.getLogger("gapless.instance")
 
 NewAdapter = Callable[[AdapterShape, int], AdapterInTraining]
 WAITING = (Kind.WAIT, Kind.MEMORY)
-# that are trained in turn: while one waits for a file, the other goes on; each keeps moments and a saved state
-MAX_JOBS = 2
+MAX_JOBS = 2  # that are trained in turn: each has its moments in memory
 WAIT_S = 0.005  # while all jobs wait
 # A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
 # each time after twice as long.

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | source, while it copies | the next `Ack` | SILENT_S | it says `MoveEnded` |
 | destination | the next blocks | SILENT_S | it frees what it reserved, and says `MoveEnded` |
-| coordinator, after `Suspended` | `Adopted` | 2 steps; the time of copying; LEAST_ADOPT_S | it says `Resume` |
+| coordinator, after `Suspended` | `Adopted` | 2 steps; what copying took; LEAST_ADOPT_S | it says `Resume` |
 | coordinator | the end of the move | WHOLE_MOVE_S | it says `AbortMove` or `Resume` |
 | coordinator, after a failure | the same two instances | BACK_OFF_S | it may try them again |
 

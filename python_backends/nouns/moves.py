@@ -54,7 +54,7 @@ class MoveOut(Noun, frozen=True):
 
 
 class AbortMove(Noun, frozen=True):
-    """To either end: the move is off. The source goes on with the request, unless it has suspended it already.
+    """To either end: the move is off. The source goes on with the request, unless it is suspended already.
     The destination frees what it keeps for it.
     """
 

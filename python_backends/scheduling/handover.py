@@ -1,9 +1,9 @@
 """What the slot scheduler does for a running request that goes on in another instance, with its KV blocks.
 
 At the source a copy reads full blocks while the request decodes on; then the request is suspended, the
-launched steps are booked, and its tokens and last block follow. At the destination a slot and blocks are reserved,
-blocks are imported, and the request is adopted: it decodes at once, without a prefill, so it computes the
-very numbers that it would have computed at the source.
+launched steps are booked, and its tokens and last block follow. At the destination a slot and blocks are
+reserved, blocks are imported, and the request is adopted: it decodes at once, without a prefill, so it
+computes the very numbers that it would have computed at the source.
 
 Has no state of its own: who holds what stands in the slot table and in the block pool. Called by `moving`, in
 the instance's loop thread alone.

@@ -22,9 +22,9 @@ from commands.finetune.alone import AtOnce, train
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters.beginning import read_beginning
+from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.pack_run import PackRun
-from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.finetuning import saved_states
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError, create

@@ -59,8 +59,8 @@ from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
 from python_backends.engine.torch.threads import Threads
-from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.lora_in_training import LoraInTraining
+from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.guides.guides import Guides
 from python_backends.linux.quota import usable_processors

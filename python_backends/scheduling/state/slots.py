@@ -12,8 +12,8 @@ slot with; the last chunk yields its first new token, and from then on it decode
 A row that has moved here decodes at once: its target is what has been computed elsewhere, one token less than
 it has.
 
-A suspended row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is busy
-and has no row yet: its sequence is about to move here.
+A suspended row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is
+busy and has no row yet: its sequence is about to move here.
 """
 
 from __future__ import annotations
