@@ -113,7 +113,7 @@ class InstanceLoads:
             self._router.heard(load)
 
     def _count_evictions(self, instance: int, counted: int) -> None:
-        """An instance that was started again has begun anew."""
+        """An instance that was started again counts from 0."""
         before = self._num_evictions.get(instance, 0)
         self._num_evictions[instance] = counted
         self._metrics.count("gapless_evictions_total", counted - before if counted >= before else counted)
