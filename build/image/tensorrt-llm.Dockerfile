@@ -1,6 +1,7 @@
 # Gapless beside TensorRT-LLM, in NVIDIA's image, which holds Triton, TensorRT-LLM, torch and transformers in versions that fit each other:
 # only what it lacks is added, pinned as in requirements.lock. Not built by the project's tests: they reach no such image.
 FROM nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3
+LABEL org.opencontainers.image.title=Gapless
 WORKDIR /gapless
 COPY requirements.lock .
 RUN grep -E '^(msgspec|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2)==' requirements.lock >missing.lock \

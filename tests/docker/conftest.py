@@ -17,6 +17,8 @@ from tests.support.composed import ROOT, Composed, run
 
 HERE = Path(__file__).parent
 BASE = "debian:bookworm-slim"
+TAGS = ("gapless", "gapless-ray", "gapless-sbom")  # of the images that are built here
+LABEL = "org.opencontainers.image.title=Gapless"  # of all their stages
 NOTES: list[str] = []  # what the tests have measured
 
 
@@ -51,17 +53,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(note)
 
 
+def image_of(tag: str) -> str:
+    """Its id; empty if there is none."""
+    return run("docker", "image", "ls", "--quiet", "--no-trunc", tag).strip()
+
+
 @pytest.fixture(scope="session")
-def engine() -> None:
+def engine() -> Iterator[None]:
+    """Each tag names at the end what it did before, and of images that no tag names none of ours is left."""
     if why_not():
         pytest.skip(why_not())
+    before = {tag: image_of(tag) for tag in TAGS}
+    yield
+    for tag, image in before.items():
+        if image:
+            run("docker", "tag", image, tag)
+        elif image_of(tag):
+            run("docker", "image", "rm", tag)
+    run("docker", "image", "prune", "--force", "--filter", f"label={LABEL}", timeout_s=600)
 
 
 @pytest.fixture(scope="session")
 def composed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """The project, its image built and nothing up yet. Leaves the
-    image, so that its layers serve the next time.
-    """
+    """The project, its image built and nothing up yet."""
     model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("mounted") / "model"))
     project = Composed(f"gapless-test-{os.getpid()}", model)
     project.compose("build", timeout_s=3000)

@@ -24,6 +24,15 @@ def cluster(composed: Composed) -> Iterator[Composed]:
         clustered.compose("down", "--volumes", "--remove-orphans")
 
 
+def test_the_image_has_that_without_ray_and_one_layer_more(cluster: Composed) -> None:
+    one, both = (
+        json.loads(run("docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", tag))
+        for tag in ("gapless", "gapless-ray")
+    )
+    assert both[:-1] == one[:-1]
+    assert both[-1] != one[-1]
+
+
 def status(cluster: Composed) -> list[dict[str, object]]:
     """Of each instance, as `control status --json` says it."""
     said = json.loads(cluster.inside(".venv/bin/python -m commands.control status --json"))

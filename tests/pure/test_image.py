@@ -45,6 +45,18 @@ def test_the_image_for_a_cpu_has_no_compiler() -> None:
     assert packages_of_the_last_stage("cpu") == {"python3.11", "libpython3.11"}
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "build/image").glob("*Dockerfile")), ids=lambda path: path.name
+)
+def test_each_image_can_be_told_by_its_label(path: Path) -> None:
+    """And each that is left of a build: stages that begin with another of ours inherit it."""
+    _, *stages = re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)
+    begun = [stage.splitlines() for stage in stages]
+    ours = {"$IMAGE", *(lines[0].partition(" AS ")[2] for lines in begun)}
+    labels = {lines[1] for lines in begun if lines[0].partition(" ")[0] not in ours}
+    assert labels == {"LABEL org.opencontainers.image.title=Gapless"}
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose .venv suits, and in which pip only says what it was asked."""

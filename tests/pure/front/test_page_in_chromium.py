@@ -1,5 +1,5 @@
 """The page in a browser, over a stand-in ensemble and a stand-in scheduler model. Needs the package
-playwright, and Chromium: its own, or that of the system.
+playwright (`build/set-up browser`), and Chromium: its own, or that of the system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.ensemble import Ensemble, Front
 from tests.support.server.serving import wait_for
 from tests.support.status import NOWHERE, Scheduler, instance, request, status, waiting
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="build/set-up browser brings it")
 
 WAIT_MS = 60_000
 __all__ = ["victim"]  # a fixture
