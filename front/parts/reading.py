@@ -20,7 +20,6 @@ TOKEN = "\ud800-\udbff"  # in a class of a regular expression
 SPECIAL = re.compile(f'["\\\\{TOKEN}]')  # within a JSON string
 NESTING = re.compile(f'["{{}}\\[\\]{TOKEN}]')
 SCALAR_END = re.compile(f"[,\\]}}\\s{TOKEN}]")
-MAX_NAME = 1024  # characters of a JSON string that is a name
 
 
 class BrokenError(Exception):

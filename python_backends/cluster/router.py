@@ -22,7 +22,6 @@ class Router:
     def __init__(self, settings: ClusterSettings) -> None:
         self.num_dispatches: dict[int, int] = {}  # by instance
         self._num_dispatched = 0  # to all of them
-        self.policy_name = settings.policy
         self.policy = policy_of(settings)
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._loads: dict[int, InstanceLoad] = {}  # by instance, of those that are ready
