@@ -46,7 +46,6 @@ MODES = {
     "spatial": Mode(SERVE, TRAIN),
     "coserving": Mode(Spec("serve", ALL, training="coserving")),
 }
-WITHOUT_REQUESTS = ("train_only", "train_only_peft")
 
 
 class Process:

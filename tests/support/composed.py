@@ -156,17 +156,6 @@ class Composed:
         assert waiting.stdout.readline() == "ready\n"
         return partial(waiting.communicate, "\n", timeout=60)
 
-    def says_ready(self) -> bool:
-        """What a probe asks."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=3)
-        try:
-            connection.request("GET", "/v2/models/ensemble/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
     def answers(self) -> bool:
         """Whether a short request gets text: what readiness is about."""
         with contextlib.suppress(GaplessError), Client(f"127.0.0.1:{self.grpc_port}", timeout_s=5) as client:
