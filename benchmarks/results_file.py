@@ -53,6 +53,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "hostile_guides": ("python_backends/guides", "python_backends/text"),
     "lengths": PREDICTED,
     "magnus": ("python_backends", "models/bundled"),
+    "many_schemas": (*SERVED, "tests/support/schemas.py"),
     "many_streams": (*SERVED, "benchmarks/triton_cost.py"),
     "migration": ("python_backends",),
     "ninth_task": (*SERVED, "models", "docs/examples/remove_comments.jsonl"),

@@ -40,6 +40,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "finetuning_memory": (),
     "finetuning_speed": (),
     "magnus": ("--simulate", "20,0.05,0.2"),
+    "many_schemas": (),
     "many_streams": (),
     "migration": (),
     "ninth_task": (),
