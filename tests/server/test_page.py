@@ -1,5 +1,5 @@
-"""What the page reads of a real server: a row that follows its answer, why a request waits, a kill by the
-button, and an answer that goes on.
+"""What the page reads of a real server, and what Chromium shows of it: a row that follows its answer, why a
+request waits, a kill by the button, and an answer that goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.server.serving import Gapless, wait_for
+from tests.support.chromium import WAIT_MS, chromium
+from tests.support.server.serving import BUSY, Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
 
@@ -97,3 +98,29 @@ def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None
     assert "one answer goes on in instance 0 from the last token that came" in watcher.events()
     assert {row["life"] for row in watcher.rows()} >= {0, 1}
     assert all(row["row"] == 0 for row in watcher.rows()), "one slot"
+
+
+def test_in_a_browser_an_answer_goes_on_after_its_engine_was_killed(served: Gapless) -> None:
+    """The answer's row is seen to change five times, and the second of two requests reads why it waits."""
+    wait_for(served.is_idle, 60)
+    undisturbed = ask(served, CHAT, LONG)[1]["choices"][0]["message"]["content"]
+    with chromium() as browser, ThreadPoolExecutor(1) as threads:
+        page = browser.new_page()
+        page.set_default_timeout(BUSY * WAIT_MS)
+        # the page has no field for the least number of tokens
+        page.route(f"**{CHAT}", lambda route: route.continue_(post_data={**LONG, "stream": True}))
+        page.goto(f"http://127.0.0.1:{served.front_port}/")
+        page.get_by_label("Message", exact=True).fill("go on")
+        page.keyboard.press("Enter")
+        says = page.locator(".row.mine .says")
+        seen = set[str]()
+        wait_for(lambda: seen.add(says.inner_text()) or len(seen) >= 5, 60)
+        other = threads.submit(ask, served, CHAT, {**LONG, "max_tokens": 1, "min_tokens": 1})
+        page.get_by_text("all slots are taken").first.wait_for()
+        page.get_by_role("button", name="Kill the engine").click()
+        page.get_by_text("no instance is ready").first.wait_for()
+        says.filter(has_text="went on").wait_for()
+        page.locator(".turn.answer[aria-busy]").wait_for(state="detached")
+        assert page.locator(".turn.answer .text").text_content() == undisturbed
+        page.get_by_text("instance-0 was started again").first.wait_for()
+        assert other.result()[0] == 200

@@ -5,7 +5,6 @@ playwright (`build/set-up browser`), and Chromium: its own, or that of the syste
 from __future__ import annotations
 
 import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,18 @@ import pytest
 from front.keys import Keys, read_keys
 from tests.pure.front.conftest import KEY
 from tests.pure.front.test_glance import victim
+from tests.support.chromium import WAIT_MS, chromium
 from tests.support.ensemble import Ensemble, Front
 from tests.support.server.serving import wait_for
 from tests.support.status import NOWHERE, Scheduler, instance, request, status, waiting
 
-playwright = pytest.importorskip("playwright.sync_api", reason="build/set-up browser brings it")
-
-WAIT_MS = 60_000
 __all__ = ["victim"]  # a fixture
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        try:
-            made = started.chromium.launch(executable_path=shutil.which("chromium"))
-        except playwright.Error as error:
-            pytest.skip(f"Chromium can't be started: {str(error).splitlines()[0]}")
+    with chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
