@@ -42,7 +42,7 @@ def release() -> str:
 
 
 def main() -> int:
-    asked = _parser().parse_args()
+    asked = _parser().parse_args(sys.argv[1:] or ["--help"])
     os.environ.setdefault(FOLDER, str(Path.cwd()))  # modules that settings name may lie there
     name, given = _split(asked.command, asked.words)
     module, words, _ = COMMANDS[name]

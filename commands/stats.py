@@ -1,7 +1,7 @@
 """How good predicted lengths were, from the request log: tables by stage and by instruction, a picture, and
 what was learned when.
 
-    python -m commands.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000]
+    gapless stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000]
     [--plot stats.svg] [--json PATH]
 
 Stages: *text*, before the prompt is computed; *prompt*, from the hidden state at its end; *128*, *256*, …,

@@ -29,7 +29,7 @@ def test_each_command_can_be_called() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["top", "--help"], ["env", "--help"]])
+@pytest.mark.parametrize("words", [[], ["--help"], ["serve", "--help"], ["top", "--help"], ["env", "--help"]])
 def test_help_names_the_command_as_it_is_called(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
