@@ -65,7 +65,7 @@ class WheelWithLayers(bdist_wheel):
 
 def pinned() -> list[str]:
     torch = re.findall(r"^torch=(\S+)$", Path("build/set-up").read_text(), re.MULTILINE)
-    lines = re.findall(r"^\w\S*==\S+$", Path("requirements.lock").read_text(), re.MULTILINE)
+    lines = re.findall(r"^\w\S*==\S+", Path("requirements.lock").read_text(), re.MULTILINE)
     return [f"{line}; {SERVES}" for line in [f"torch=={torch[0]}", *lines]]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -43,9 +44,7 @@ LIBRARIES = "nvidia_pytriton.libs/"
 def download(
     names: tuple[str, ...], folder: Path, python: str, platforms: tuple[str, ...] = PLATFORMS
 ) -> None:
-    pins = dict(
-        line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line
-    )
+    pins = dict(re.findall(r"^(\S+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     command = [
         sys.executable,
         "-m",

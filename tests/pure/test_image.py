@@ -17,6 +17,7 @@ from python_backends.engine.cpu.library import Kind, kinds_for
 ROOT = Path(__file__).resolve().parents[2]
 # of a kernel's first launch: a compiler, C's headers, Python.h
 NEEDED_ON_CUDA = {"gcc", "libc6-dev", "libpython3.11-dev"}
+HASHED = re.compile(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+")
 SHELL = shutil.which("sh") or "/bin/sh"
 
 
@@ -159,6 +160,18 @@ def test_set_up_works_where_there_are_wheels(checkout: Path, machine: str, said:
 def test_an_image_for_arm64_has_no_layers() -> None:
     assert kinds_for("x86_64") == list(Kind)
     assert kinds_for("aarch64") == []
+
+
+def test_each_pinned_package_has_the_hashes_of_its_files() -> None:
+    pinned = [
+        line
+        for path in ROOT.glob("requirements*.lock")
+        for line in path.read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert len(pinned) > 150
+    assert [line for line in pinned if not HASHED.fullmatch(line)] == []
+    assert "--require-hashes -r" in (ROOT / "build/set-up").read_text()
 
 
 def test_continuous_integration_runs_the_kernels() -> None:

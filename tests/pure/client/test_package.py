@@ -84,7 +84,7 @@ def test_what_serving_needs_is_pinned_and_wanted_only_where_it_serves(wheel: Pat
     (name,) = (name for name in packed.namelist() if name.endswith("/METADATA"))
     wanted = Parser().parsestr(packed.read(name).decode()).get_all("Requires-Dist", [])
     lines = {line for line in wanted if "platform_machine" in line}
-    locked = re.findall(r"^\S+==\S+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    locked = re.findall(r"^\S+==\S+", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert len(locked) > 50
     assert all('"x86_64"' in line and '"aarch64"' in line for line in lines)
     assert {line.partition(";")[0] for line in lines} >= set(locked)
