@@ -50,6 +50,7 @@ def served(directories: dict[str, Path]) -> Iterator[Gapless]:
     """The model that `make serve` takes, with two instances; the adapters make the engine one that trains."""
     directories["adapters.directory"].mkdir()
     settings = {"model.directory": "auto", "model.dtype": "float32", "cluster.instances": 2}
+    settings["front.corrections"] = 16
     settings["streams.dead_after_s"] = 60  # no instance is started again because the machine is busy
     gapless = Gapless(**settings, **directories)
     wait_for(lambda: gapless.metrics()['gapless_instances{state="ready"}'] == 2, 120)
@@ -137,6 +138,12 @@ def is_of_the_job(said: str) -> None:
     assert answer.startswith("shout@1: ")
 
 
+def is_of_the_corrections(said: str) -> None:
+    *events, answer = said.splitlines()
+    assert sum(event.startswith("the loss of the held-out examples is ") for event in events) == 2
+    assert answer == "corrected@1: RIVER"
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "anthropic_tool.py": is_a_call_with_an_answer,
     "batch.py": has_eight_answers,
@@ -144,6 +151,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "chat.mjs": is_text,
     "chat_stream.py": has_usage,
     "curl.sh": has_three_answers,
+    "feedback_http.py": is_of_the_corrections,
     "finetune.py": is_of_the_adapter,
     "finetune_http.py": is_of_the_job,
     "json_schema.py": is_a_city,
