@@ -1,20 +1,26 @@
 """Measures what OpenAI's interface costs: the same streams by gRPC, by Triton's HTTP and by `/v1`, in turn in
-one run.
+one run; and what a watcher of the page at `/` costs them.
 
     python -m benchmarks.front_cost --rounds 5 --json benchmarks/results/front_cost.json
+    python -m benchmarks.front_cost --part watcher --rounds 5 --json benchmarks/results/watcher_cost.json
 
 `model`: shape S with random weights and the work W, 16 streams in a closed loop. `toy`: an engine that
 computes nothing and takes 40 ms a step, 1,024 streams that start at the same time, each with a prompt and an
-answer of 200 tokens. Prompts are token ids, no round repeats one; greedy, EOS ignored. The client runs on the
-server's processors: by gRPC it is the project's own, which costs more for each piece than the one for HTTP,
-so `/v1` is compared with Triton's HTTP as well. Pieces are responses with text.
+answer of 200 tokens. `watcher`: the bundled model and 16 streams by `/v1`, without and with one who reads what
+the page at `/` reads (a browser draws it on a machine of its own). Prompts are token ids, no round repeats one;
+greedy, EOS ignored. The client runs on the server's processors: by gRPC it is the project's own, which costs
+more for each piece than the one for HTTP, so `/v1` is compared with Triton's HTTP as well. Pieces are responses
+with text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -36,10 +42,13 @@ from tests.support.server.serving import Gapless
 from tests.support.toy_engine import TOY
 
 MODES = ("grpc", "http", "v1")
+WATCHED = "v1, watched"
 TOY_STREAMS, TOY_STEP_MS, TOY_TOKENS = 1024, 40, 200
 QUICK_STREAMS, QUICK_TOKENS = 8, 20
 OPEN_FILES = 8192
 TOY_IDS = 900  # of prompts: from 100 on
+WATCHED_STREAMS, WATCHED_JOBS, WATCHED_PROMPT, WATCHED_ANSWER = 16, 96, 40, 240
+BUNDLED_IDS = 4000  # of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class Part:
     work: Work
     vocabulary: int
     settings: dict[str, Any]
+    modes: tuple[str, ...] = MODES
 
 
 class Clients:
@@ -68,6 +78,7 @@ class Clients:
 
     def __init__(self, served: Gapless, num_streams: int) -> None:
         self._url = f"127.0.0.1:{served.grpc_port}"
+        self._front_port = served.front_port
         self._http = EnsembleStreams(served.http_port, num_streams, lambda event: bool(event["text_output"]))
         self._v1 = HttpStreams(
             served.front_port,
@@ -82,6 +93,9 @@ class Clients:
         self._v1.close()
 
     def run(self, mode: str, work: Work) -> list[Timing]:
+        if mode == WATCHED:
+            with watched(self._front_port):
+                return self.run("v1", work)
         if mode == "grpc":
             return asyncio.run(self._by_grpc(work))
         body = {"stream": True, "temperature": 0.0}
@@ -121,6 +135,33 @@ class Clients:
         return timings
 
 
+@contextlib.contextmanager
+def watched(port: int) -> Iterator[None]:
+    """Somebody reads what the page reads. Raises RuntimeError if the server lets nobody."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.connect()
+    sock = connection.sock
+    connection.request("GET", "/glance")
+    answer = connection.getresponse()
+    if answer.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"/glance: status {answer.status}")
+    sock.recv(1)
+
+    def read() -> None:
+        while sock.recv(1 << 16):
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        sock.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        answer.close()
+        connection.close()
+
+
 def fronts(served: Gapless) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid, words in served.command_lines().items() if "gapless-front" in words]
 
@@ -137,8 +178,8 @@ def measure(part: Part, rounds: int) -> list[Row]:
         clients = stack.enter_context(contextlib.closing(Clients(served, part.work.in_flight)))
         processes = fronts(served)
         for number in range(rounds + 1):
-            for place, mode in enumerate(MODES):
-                work = part.work.shifted(7 * (len(MODES) * number + place), part.vocabulary)
+            for place, mode in enumerate(part.modes):
+                work = part.work.shifted(7 * (len(part.modes) * number + place), part.vocabulary)
                 before_s = processor_s(processes)
                 timings = clients.run(mode, work)
                 spent_s = processor_s(processes) - before_s
@@ -208,18 +249,36 @@ def toy_part(streams: int, num_tokens: int, processes: int) -> Part:
     return Part("toy", Work(jobs, streams), TOY_IDS, settings)
 
 
+def watcher_part(dtype: str, quick: bool) -> Part:
+    generator = np.random.default_rng(0)
+    num_jobs, num_tokens = (QUICK_STREAMS, QUICK_TOKENS) if quick else (WATCHED_JOBS, WATCHED_ANSWER)
+    prompts = generator.integers(0, BUNDLED_IDS, (num_jobs, WATCHED_PROMPT)).tolist()
+    jobs = [Job(prompt, num_tokens) for prompt in prompts]
+    settings = {"model.directory": "bundled", "model.dtype": dtype}
+    return Part("watcher", Work(jobs, WATCHED_STREAMS), BUNDLED_IDS, settings, ("v1", WATCHED))
+
+
 def parts(directory: Path, arguments: Any) -> Iterator[Part]:
     quick = arguments.quick
-    if arguments.part != "toy":
+    if arguments.part == "watcher":
+        yield watcher_part(arguments.dtype, quick)
+    if arguments.part in ("model", None):
         yield model_part(directory, arguments.dtype, quick)
-    if arguments.part != "model":
+    if arguments.part in ("toy", None):
         streams, num_tokens = (QUICK_STREAMS, QUICK_TOKENS) if quick else (TOY_STREAMS, TOY_TOKENS)
         yield toy_part(streams, num_tokens, arguments.processes)
 
 
+def compared(v1: Row, other: Row) -> str:
+    if other.mode == WATCHED:
+        return f"{v1.part}: with one there are {other.tok_s / v1.tok_s:.3f} of the tokens/s without"
+    share, more_ms = v1.tok_s / other.tok_s, v1.ttft_p50_ms - other.ttft_p50_ms
+    return f"{v1.part}: /v1 has {share:.3f} of {other.mode}'s tokens/s, first token {more_ms:+.1f} ms"
+
+
 def main() -> None:
     parser = command_line(__doc__, quick="a few short streams, one round: does it run at all?")
-    parser.add_argument("--part", choices=("model", "toy"), help="default: both")
+    parser.add_argument("--part", choices=("model", "toy", "watcher"), help="default: model and toy")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--processes", type=int, default=1, help="of the front, with the toy engine")
@@ -232,8 +291,7 @@ def main() -> None:
         write_result(arguments.json, {"rounds": rounds, "rows": [asdict(row) for row in rows]})
     for v1 in (row for row in rows if row.mode == "v1"):
         for other in (row for row in rows if row.part == v1.part and row.mode != "v1"):
-            share, more_ms = v1.tok_s / other.tok_s, v1.ttft_p50_ms - other.ttft_p50_ms
-            print(f"{v1.part}: /v1 has {share:.3f} of {other.mode}'s tokens/s, first token {more_ms:+.1f} ms")
+            print(compared(v1, other))
     print(table([asdict(row) for row in rows]))
 
 

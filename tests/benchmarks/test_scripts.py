@@ -123,6 +123,15 @@ def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tm
     assert text.splitlines()[-1].startswith(("| ", "└"))
 
 
+def test_what_a_watcher_costs_is_measured_by_the_same_streams(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    said("benchmarks.front_cost", "--quick", "--part", "watcher", "--json", str(path))
+    alone, watched = json.loads(path.read_text())["rows"]
+    assert (alone["mode"], watched["mode"]) == ("v1", "v1, watched")
+    assert alone["tok_s"] > 0
+    assert watched["tok_s"] > 0
+
+
 @pytest.mark.parametrize("words", [("--scaling",), ("--check",), ("--router",)])
 def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
