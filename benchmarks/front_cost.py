@@ -6,11 +6,11 @@ one run; and what a watcher of the page at `/` costs them.
 
 `model`: shape S with random weights and the work W, 16 streams in a closed loop. `toy`: an engine that
 computes nothing and takes 40 ms a step, 1,024 streams that start at the same time, each with a prompt and an
-answer of 200 tokens. `watcher`: the bundled model and 16 streams by `/v1`, without and with one who reads what
-the page at `/` reads (a browser draws it on a machine of its own). Prompts are token ids, no round repeats one;
-greedy, EOS ignored. The client runs on the server's processors: by gRPC it is the project's own, which costs
-more for each piece than the one for HTTP, so `/v1` is compared with Triton's HTTP as well. Pieces are responses
-with text.
+answer of 200 tokens. `watcher`: the bundled model and 16 streams by `/v1`, without and with one who reads
+what the page at `/` reads (a browser draws it on a machine of its own). Prompts are token ids, no round
+repeats one; greedy, EOS ignored. The client runs on the server's processors: by gRPC it is the project's own,
+which costs more for each piece than the one for HTTP, so `/v1` is compared with Triton's HTTP as well. Pieces
+are responses with text.
 """
 
 from __future__ import annotations
