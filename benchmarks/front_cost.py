@@ -137,7 +137,7 @@ class Clients:
 
 @contextlib.contextmanager
 def watched(port: int) -> Iterator[None]:
-    """Somebody reads what the page reads. Raises RuntimeError if the server lets nobody."""
+    """A thread reads what the page reads. Raises RuntimeError if the server refuses it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.connect()
     sock = connection.sock
