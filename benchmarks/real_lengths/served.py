@@ -117,6 +117,14 @@ def chosen(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
     return {name: [prompts[place] for place in np.flatnonzero(each)] for name, each in flags.items()}
 
 
+def learn_in(directory: Path, prompts: Sequence[Prompt], most: int) -> list[Logged]:
+    """Has a server answer them and learn. Returns their answers."""
+    with Served(directory, LEARNS_S) as server:
+        learned = server.ask("learned", prompts, most)
+    learn_regressions(server.place)  # what has come since the server learned last
+    return learned
+
+
 def rows(name: str, learned: Sequence[Logged], asked: Sequence[Logged]) -> Iterator[Row]:
     """One for each stage before the first token."""
     known, lengths = (np.array([each.length for each in some], np.float64) for some in (learned, asked))
@@ -149,9 +157,7 @@ def main() -> None:
     )
     prompts = chosen(read_prompts())
     with tempfile.TemporaryDirectory(prefix="learned-") as folder:
-        with Served(Path(folder), LEARNS_S) as server:
-            learned = server.ask("learned", prompts.pop("learned")[:first], most)
-        learn_regressions(server.place)  # what has come since the server learned last
+        learned = learn_in(Path(folder), prompts.pop("learned")[:first], most)
         found: list[Row] = []
         with Served(Path(folder), NEVER_S) as server:
             for name, some in prompts.items():
