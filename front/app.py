@@ -82,7 +82,7 @@ class App:
         self._queue = Queue(run_directory)
         metrics = FrontMetrics()
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
-        self._page = Page(model.name)
+        self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
         kept = WRITTEN / settings.front.directory
         files, batches = Files(kept / "files"), BatchStore(kept / "batches" / model.key)

@@ -55,6 +55,11 @@ class Settings:
         return self.predicts_lengths and self.prediction.encoder != NO_ENCODER
 
     @property
+    def exports_states(self) -> bool:
+        """Whether engines give hidden states: if lengths are predicted from them."""
+        return self.predicts_lengths and self.prediction.states
+
+    @property
     def packages_of_others(self) -> set[str]:
         """The packages in which the settings of the form module:NAME are found."""
         named = (self.engine.kind, self.scheduling.policy, self.cluster.policy)

@@ -348,7 +348,7 @@ class TinyModel:
         return Settings(
             model=model,
             engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine),
-            prediction=PredictionSettings(enabled=states),
+            prediction=PredictionSettings(states=states),
         )
 
     def engine(self, **engine: Any) -> TorchEngine:

@@ -106,7 +106,7 @@ class ToyEngine:
             num_blocks=num_blocks,
             block_tokens=engine.block_tokens,
             fingerprint="toy",
-            state_layer=int(settings.predicts_lengths),
+            state_layer=int(settings.exports_states),
         )
         options = dict(option.split("=") for option in engine.options.split())
         self._step_s = float(options.get("step_ms", 0)) / 1000

@@ -65,7 +65,7 @@ def model_limits(settings: Settings, facts: ModelFacts, measured_blocks: int | N
         block_tokens=size,
         fingerprint=fingerprint_of(settings),
         row_multiple=ROW_MULTIPLE if settings.model.device == "cpu" else WITH_TILES,
-        state_layer=_state_layer(facts.num_layers) if settings.predicts_lengths else 0,
+        state_layer=_state_layer(facts.num_layers) if settings.exports_states else 0,
     )
 
 

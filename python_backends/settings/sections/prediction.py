@@ -48,4 +48,9 @@ class PredictionSettings:
     relearn_s: float = setting(
         180.0, "how often the learner checks whether there are new answers to learn from", 1.0, 86_400.0
     )
+    states: bool = setting(
+        True,
+        "the torch engine gives hidden states, at the end of each prompt and while its answer is"
+        " written, from which the length of the answer is predicted; false: from the prompt's tokens alone",
+    )
     keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")
