@@ -22,7 +22,6 @@ from python_backends.settings import ROOT
 
 CONTAINER_SERVER = Path("/opt/tritonserver")
 MODELS, LIBRARIES = Path("models"), Path("libraries")  # names in the run directory
-REPOSITORY = "model_repository"
 CODE = "python_backends"  # there, too: the stubs import modules from the directory in which they work
 
 
@@ -33,11 +32,11 @@ class TritonFiles:
     libraries: tuple[Path, ...]  # directories
 
 
-def locate(run_directory: Path, packages: Collection[str] = ()) -> TritonFiles:
+def locate(run_directory: Path, model_repository: Path, packages: Collection[str] = ()) -> TritonFiles:
     """Returns the files. Makes links in the run directory to the model repository, to our code, to the
     `packages` of others that the settings name and to the files of the wheel. Raises OSError.
     """
-    _link(run_directory / MODELS, ROOT / REPOSITORY)
+    _link(run_directory / MODELS, model_repository)
     _link(run_directory / CODE, ROOT / CODE)
     for package in packages:
         found = find_spec(package)

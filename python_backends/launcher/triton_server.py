@@ -31,7 +31,7 @@ from python_backends.launcher.triton_command import (
 )
 from python_backends.launcher.triton_files import locate
 from python_backends.linux.process_group import deaf, end_group, start_group
-from python_backends.settings import Settings
+from python_backends.settings import ROOT, Settings
 from python_backends.watching.board import Board
 
 log = logging.getLogger("gapless")
@@ -52,8 +52,9 @@ class TritonServer:
         self._run_directory = run_files.directory
         self._board = board
         self._key = ("gapless-key", secrets.token_hex(16))
+        self._repository = ROOT / self._settings.model_repository
         self._packages = settings.packages_of_others
-        self._files = locate(self._run_directory, self._packages)
+        self._files = locate(self._run_directory, self._repository, self._packages)
         self._stack_bytes = stack_bytes()
         self._max_files = allow_files(settings.streams.max_open)
         self._process: subprocess.Popen[str] | None = None
@@ -182,7 +183,7 @@ class TritonServer:
         """Writes the files that a new stub reads, in case the run directory was cleaned."""
         self._run_files.keep()
         try:
-            locate(self._run_directory, self._packages)
+            locate(self._run_directory, self._repository, self._packages)
             namesakes(self._settings, self._run_directory)
         except OSError as error:
             log.warning("files for Triton can't be written again: %s", error)

@@ -37,6 +37,7 @@ PATHS = {
     "front": ("directory", "api_keys", "tls_certificate", "tls_key"),
     "model": ("directory",),
     "prediction": ("directory", "encoder"),
+    "server": ("model_repository",),
 }
 OR_NAMES = ("model.directory", "prediction.encoder")  # these may be names of others
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")

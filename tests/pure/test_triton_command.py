@@ -84,7 +84,7 @@ def test_triton_gets_no_path_that_a_shell_or_a_list_of_directories_could_split(
     place.mkdir()
     (tmp_path / "seven.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    files = locate(place)
+    files = locate(place, ROOT / "model_repository")
     _, *options = command(ServerSettings(), files, place, (), ("key", "value"))
     variables = environment(files, Board())
     ours = [
@@ -94,7 +94,7 @@ def test_triton_gets_no_path_that_a_shell_or_a_list_of_directories_could_split(
     assert not [word for word in ours if str(place) in word or str(ROOT) in word]
     assert (place / "models/ensemble/config.pbtxt").is_file()
     assert (place / "python_backends/launcher").is_dir()
-    locate(place, {"tests", "seven"})  # again, as before each start
+    locate(place, ROOT / "model_repository", {"tests", "seven"})  # again, as before each start
     assert (place / "tests/support").is_dir(), "the models import what the settings name from here"
     assert (place / "seven.py").is_file()
 

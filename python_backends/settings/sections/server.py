@@ -19,6 +19,9 @@ class ServerSettings:
     metrics_port: int = setting(8002, "of /metrics, for Prometheus", 1, 65535)
     drain_s: float = setting(30.0, "time for open requests to end after Ctrl-C", 0.0, 86_400.0)
     ready_s: float = setting(600.0, "longest time for loading", 1.0, 86_400.0)
+    model_repository: str = setting(
+        "model_repository", "directory of the models that Triton serves; relative to this folder"
+    )
     trace_url: str = setting(
         "",
         "where OpenTelemetry spans are sent, such as http://127.0.0.1:4318/v1/traces; empty: no tracing"
