@@ -129,3 +129,12 @@ def test_an_instance_costs_at_most_six_round_trips_a_second_and_none_while_nothi
     loads.export()
     export.export()
     assert trips_by_instance() == {"0": 6, str(MAX_INSTANCES - 1): 6}
+
+
+def test_evictions_are_counted_once_however_often_an_instance_is_started_again() -> None:
+    metrics = Metrics()
+    loads = InstanceLoads(metrics, None)
+    for instance, evictions in ((0, 2), (1, 1), (0, 5), (0, 5), (0, 1), (1, 1)):  # 0 is another at the end
+        loads.ready(instance, LIMITS)
+        loads.heard(InstanceLoad(instance, LIMITS, Load(num_evictions=evictions)))
+    assert metrics.counters["gapless_evictions_total", ()] == 7
