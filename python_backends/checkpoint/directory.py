@@ -30,6 +30,8 @@ TOKENIZER = "tokenizer.json"
 class DirectorySource:
     """See `Source`."""
 
+    lends_memory = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
 

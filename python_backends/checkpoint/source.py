@@ -35,6 +35,7 @@ class Source(Protocol):
     """Each property reads its files when it is first asked for, and raises CheckpointError."""
 
     path: Path  # the directory or the file
+    lends_memory: bool  # what `read` gives may be mapped from its file, or be the source's own
 
     @property
     def config(self) -> dict[str, Any]:
@@ -69,8 +70,7 @@ class Source(Protocol):
         self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """A tensor of `tensors`, in the type in which it is stored; of GGUF in float32, or a matrix in
-        `dtype`, without a copy in float32 of all of it. It may be mapped from its file: copy what is kept.
-        Brings torch along.
+        `dtype`, without a copy in float32 of all of it. Brings torch along.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
@@ -37,7 +38,7 @@ from python_backends.engine.model.description import (
     Rotary,
 )
 from python_backends.engine.model.four_bits import numbers
-from python_backends.engine.model.quantised import grouped, quantise, quantised, rounded_head
+from python_backends.engine.model.quantised import grouped, quantise, quantised
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
@@ -225,9 +226,9 @@ class Random:
 
     def described(self) -> Model:
         """In its type."""
-        head, embedding = of_type(self.head, self.dtype), self.embedding.to(self.dtype)
-        if self.head.weight is self.embedding:
-            head = Linear(embedding, head.bias)
+        own, embedding = of_type(self.head, self.dtype), self.embedding.to(self.dtype, copy=True)
+        is_tied = self.head.weight is self.embedding
+        head = Linear(embedding if is_tied else own.weight.clone(), own.bias)  # packing uses it up
         return Model(
             self.heads,
             (self.rotary,),
@@ -458,19 +459,31 @@ def test_they_compute_what_torch_computes(made_here: Made, name: str, options: d
 @pytest.mark.parametrize("rounds_head", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_embedding_and_head_are_scaled_capped_and_may_be_one(
-    made_here: Made, tied: bool, rounds_head: bool, vocabulary: int
+    made_here: Made, monkeypatch: pytest.MonkeyPatch, tied: bool, rounds_head: bool, vocabulary: int
 ) -> None:
+    monkeypatch.setattr("python_backends.engine.cpu.model.HEAD_ROWS", 96)
     torch.manual_seed(6)
     model = made_here.model("grouped", {}, vocabulary=vocabulary)
     model.embedding_scale, model.logit_scale, model.logit_softcap = 1.5, 0.5, 2.0
     model.head = Linear(model.embedding if tied else model.head.weight, rounded(torch.randn(vocabulary)))
     got = made_here.computed(model, rounds_head=rounds_head)(ALL)
     if rounds_head:
-        head = rounded_head(of_type(model.head, made_here.dtype))
+        head = quantise(of_type(model.head, made_here.dtype))
         assert head.scale is not None
         model.head = Linear(head.weight * head.scale.float()[:, None], model.head.bias)
         model.embedding = model.head.weight if tied else model.embedding
     made_here.check(got, expected_logits(model))
+
+
+def test_a_head_is_not_in_memory_twice_when_it_is_packed() -> None:
+    """Pages of rows that lie packed are given back; other memory stays as it is."""
+    model = Random(torch.float32, HEADS["grouped"], [], 4 * VOCABULARY)
+    described = model.described()
+    assert not described.is_tied
+    embedding = described.embedding.clone()
+    PackedModel(described, POSITIONS)
+    assert described.head.weight.count_nonzero() * 4 < 2 * mmap.PAGESIZE
+    assert torch.equal(described.embedding, embedding)
 
 
 @wanted

@@ -21,6 +21,8 @@ PATH = Path("memory")
 class ModelSource:
     """`config`: config.json; `weights`: tensors by the names of transformers' modules."""
 
+    lends_memory = True
+
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> None:
         self.path = PATH
         self.config = text_part(dict(config))

@@ -35,6 +35,8 @@ def gguf_files(directory: Path) -> list[Path]:
 class GgufSource:
     """See `Source`. `path`: the file, or a directory that has one."""
 
+    lends_memory = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
 

@@ -119,7 +119,7 @@ class _Reader:
             letter = self._letter(kind)
             return list(struct.unpack(f"<{count}{letter}", self._take(count * struct.calcsize(letter))))
         self._check(8 * count)
-        return [self._text() for _ in range(count)]
+        return self._texts(count)
 
     def _letter(self, kind: int) -> str:
         if kind not in NUMBERS:
@@ -130,10 +130,22 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(f"<{letter}")))[0]
 
     def _text(self) -> str:
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        """One call for all: a vocabulary has some hundred thousand."""
+        content, at, end, texts = self._content, self._at, len(self._content), []
         try:
-            return self._take(self._number("Q")).decode()
+            for _ in range(count):
+                begin = at + 8
+                at = begin + int.from_bytes(content[at:begin], "little")
+                if at > end:
+                    raise CheckpointError(f"ends in {self._where}: it is cut off or broken")
+                texts.append(content[begin:at].decode())
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{self._where} is not in UTF-8") from error
+        self._at = at
+        return texts
 
     def _take(self, size: int) -> bytes:
         self._check(size)

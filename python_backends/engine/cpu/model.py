@@ -7,7 +7,7 @@ Owns the packed weights. Called by the torch engine at its start.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +15,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from python_backends.engine.cpu.weight_memory import WeightMemory, packed, packed_groups, tiled
+from python_backends.engine.cpu.weight_memory import (
+    PANEL,
+    WeightMemory,
+    in_panels,
+    packed,
+    packed_groups,
+    tiled,
+)
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import (
     Activation,
@@ -26,7 +33,8 @@ from python_backends.engine.model.description import (
     Norm,
     NormKind,
 )
-from python_backends.engine.model.quantised import rounded_head
+from python_backends.engine.model.quantised import quantise
+from python_backends.linux.freed_memory import give_back_pages
 
 # in the order of their numbers in layers.h
 ACTIVATIONS = (
@@ -37,6 +45,7 @@ ACTIVATIONS = (
     Activation.RELU_SQUARED,
 )
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
 
 
 class Weight(ctypes.Structure):
@@ -110,8 +119,8 @@ class PackedModel:
         self, model: Model, num_positions: int, state_layer: int = 0, rounds_head: bool = False
     ) -> None:
         """`state_layer`: after so many layers the hidden states are given; 0: they are not. `rounds_head`: to
-        int8, and with it an embedding that is the head's weight. Of `model` nothing is kept that lies here
-        packed.
+        int8, and with it an embedding that is the head's weight. The head's weight in `model` is used up:
+        it may be most of a model, so memory of the rows that lie here packed is given back.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
@@ -119,7 +128,7 @@ class PackedModel:
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
         self._dtype = model.embedding.dtype
-        head = self._packed(rounded_head(model.head) if rounds_head else model.head)
+        head = self._packed_head(model.head, rounds_head)
         heads = model.heads
         self._table = ModelTable(
             embedding=None if model.is_tied else self._place(model.embedding),
@@ -193,11 +202,30 @@ class PackedModel:
             panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
         else:
             panels, of_outputs = packed_groups(linear, self._memory, gated), None
-        scales, bias = (
-            None if numbers is None else self._place(tiled(numbers.float(), gated).flatten())
-            for numbers in (of_outputs, linear.bias)
-        )
+        scales, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
         return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
+
+    def _packed_head(self, head: Linear, rounds: bool) -> Weight:
+        outputs, depth = head.weight.shape
+        scales: list[Tensor] = []
+
+        def pieces() -> Iterator[Tensor]:
+            for rows in head.weight.contiguous().split(HEAD_ROWS):  # type: ignore[no-untyped-call]
+                piece = quantise(Linear(rows, None)) if rounds else Linear(rows, None)
+                if piece.scale is not None:
+                    scales.append(piece.scale)
+                yield in_panels(piece.weight, dtype=self._dtype)
+                give_back_pages(rows.data_ptr(), rows.nbytes)
+
+        panels = self._memory.joined(pieces(), -(-outputs // PANEL))
+        scale = self._of_outputs(torch.cat(scales), False) if rounds else None
+        kept = torch.int8 if rounds else head.weight.dtype
+        bias = self._of_outputs(head.bias, False)
+        return Weight(self._place(panels), scale, bias, outputs, depth, FORMATS[kept])
+
+    def _of_outputs(self, numbers: Tensor | None, gated: bool) -> int | None:
+        """One for each output of a weight, in the order of its panels."""
+        return None if numbers is None else self._place(tiled(numbers.float(), gated).flatten())
 
     def _norm(self, norm: Norm | None) -> NormTable:
         if norm is None:

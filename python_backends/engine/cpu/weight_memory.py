@@ -7,6 +7,7 @@ the weights' size with SmolLM2. Linux takes large pages for such a piece, too. C
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -30,9 +31,18 @@ class WeightMemory:
 
     def copied(self, tensor: Tensor) -> Tensor:
         """Contiguous, at a multiple of ALIGNMENT."""
-        num_bytes = prod(tensor.shape) * tensor.element_size()
-        copy = self._taken(num_bytes).view(tensor.dtype).view(tensor.shape)
-        return copy.copy_(tensor)
+        return self.joined([tensor], len(tensor))
+
+    def joined(self, pieces: Iterable[Tensor], length: int) -> Tensor:
+        """Likewise: pieces [rows, …] one after the other, `length` rows in all."""
+        first, whole = 0, torch.empty(0)
+        for piece in pieces:
+            if not first:
+                num_bytes = length * prod(piece.shape[1:]) * piece.element_size()
+                whole = self._taken(num_bytes).view(piece.dtype).view(length, *piece.shape[1:])
+            whole[first : first + len(piece)].copy_(piece)
+            first += len(piece)
+        return whole
 
     def _taken(self, num_bytes: int) -> Tensor:
         whole = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -45,6 +55,11 @@ class WeightMemory:
 def packed(
     weight: Tensor, memory: WeightMemory, gated: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
+    """`in_panels`, in `memory`."""
+    return memory.copied(in_panels(weight, gated, dtype))
+
+
+def in_panels(weight: Tensor, gated: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """The weight [out, in] as [panels, in / deep, 2, 16, 16 outputs, wide]: tiles as the processor takes
     them, with deep = 16 · wide inputs; wide is 2 in bfloat16, 1 in float32. A last panel that is not whole is
     filled with zeros. `gated`: it has the rows of gate and then those of up. `dtype`: of what it is
@@ -52,7 +67,7 @@ def packed(
     """
     wide = 4 // (dtype or weight.dtype).itemsize
     tiles = tiled(weight, gated).reshape(-1, 2, TILE, weight.shape[1] // (wide * TILE), TILE, wide)
-    return memory.copied(tiles.permute(0, 3, 1, 4, 2, 5))
+    return tiles.permute(0, 3, 1, 4, 2, 5)
 
 
 def packed_groups(linear: Linear, memory: WeightMemory, gated: bool = False) -> Tensor:

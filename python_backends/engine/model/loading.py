@@ -69,7 +69,8 @@ class Weights:
         except CheckpointError as error:
             raise refused(self._source, error) from error
         own = read.to(dtype or read.dtype)
-        return own.clone() if own is read and self.device.type == "cpu" else own  # it may lie in its file
+        is_lent = own is read and self._source.lends_memory and self.device.type == "cpu"
+        return own.clone() if is_lent else own
 
 
 def facts_of(settings: Settings) -> ModelFacts:

@@ -18,7 +18,6 @@ from python_backends.engine.model.description import Layer, Linear
 from python_backends.engine.model.four_bits import in_groups, numbers
 
 LARGEST = 127
-HEAD_ROWS = 4096  # that are rounded at a time: in float32 a whole head would take more memory than the model
 
 
 def quantise_if_asked(
@@ -61,10 +60,3 @@ def quantise(linear: Linear) -> Linear:
     )
     rounded = (weight / scale.float()[..., None]).round_().clamp_(-LARGEST, LARGEST)
     return Linear(rounded.to(torch.int8), linear.bias, scale)
-
-
-def rounded_head(head: Linear) -> Linear:
-    """The same with a weight [vocabulary, hidden]."""
-    pieces = [quantise(Linear(rows, None)) for rows in head.weight.split(HEAD_ROWS)]  # type: ignore[no-untyped-call]
-    weight = torch.cat([piece.weight for piece in pieces])
-    return Linear(weight, head.bias, torch.cat([piece.scale for piece in pieces if piece.scale is not None]))

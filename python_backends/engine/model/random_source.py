@@ -20,6 +20,8 @@ STD = 0.02
 class RandomSource:
     """See `Source`. Every instance draws the same ones, on a device of the same kind."""
 
+    lends_memory = False
+
     def __init__(self, facts: ModelFacts, dtype: torch.dtype) -> None:
         self.path, self._dtype = facts.path, dtype
         self._norm = 0.0 if facts.family.norm_adds_one else 1.0
