@@ -27,6 +27,15 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 
 
+def what_it_is(path: Path) -> str:
+    """Of a directory without a model: ": …" with what to do, where that is known."""
+    if (path / "adapter_config.json").is_file():
+        return ": this is a LoRA adapter; serve its model, and put it into a directory in adapters.directory"
+    if (path / "snapshots").is_dir():
+        return ": this is a model's place in the hub's cache; serve a directory in its snapshots"
+    return ""
+
+
 class DirectorySource:
     """See `Source`."""
 

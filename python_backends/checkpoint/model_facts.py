@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from python_backends.checkpoint.directory import what_it_is
 from python_backends.checkpoint.facts import Facts, common, family_of, stored_dtype, values_of
 from python_backends.checkpoint.families import FAMILIES
 from python_backends.checkpoint.family import Bias, Family, RotaryLayers, Windows
@@ -72,7 +73,7 @@ def read_model_facts(source: Source) -> ModelFacts:
     values, family = values_of(source), family_of(source)
     shared = common(values, source)
     if not source.config:
-        raise values.refusal("there is no config.json")
+        raise values.refusal(f"there is no config.json{what_it_is(source.path)}")
     if family is None:
         computed = f"this engine computes {', '.join(FAMILIES)}"
         raise values.refusal(f"architecture {shared['architecture'] or 'none'}: {computed}")
@@ -158,6 +159,8 @@ def _layer_kinds(values: Values, family: Family, count: int) -> list[str]:
         return family.layer_kinds(values.table, count)
     if not isinstance(said, list) or len(said) != count:
         raise values.refusal(f"layer_types: must name the type of each of {count} layers")
+    if family.windows == Windows.NONE and SLIDING in said:
+        raise values.refusal(f"layer type {SLIDING}: not computed for {family.model_type}")
     return [values.one_of("layer type", each, (FULL, SLIDING)) for each in said]
 
 

@@ -206,9 +206,21 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
         "partial_rotary_factor = 0.5: not computed for llama",
     ),
     "layer types of another number": (configured(layer_types=["full_attention"]), "layer_types: must name"),
+    "sliding layers in a family without": (
+        configured(layer_types=["sliding_attention"] + ["full_attention"] * 2, sliding_window=8),
+        "layer type sliding_attention: not computed for llama",
+    ),
     "config.json is cut": (written("config.json", b'{"a": '), "config.json: Expecting value"),
     "config.json is a list": (written("config.json", b"[]"), "config.json: must hold a JSON object"),
     "no config.json": (lambda path: (path / "config.json").unlink(), "there is no config.json"),
+    "an adapter": (
+        lambda path: (path / "config.json").rename(path / "adapter_config.json"),
+        "there is no config.json: this is a LoRA adapter; serve its model",
+    ),
+    "a model's place in the hub's cache": (
+        lambda path: [(path / "config.json").unlink(), (path / "snapshots").mkdir()],
+        "there is no config.json: .*serve a directory in its snapshots",
+    ),
     "config.json nests without end": (written("config.json", b"[" * 100_000), "config.json: .*recursion"),
     "generation_config.json is cut": (written("generation_config.json", b"{"), "generation_config.json: "),
     "a cut file": (cut, f"{FILE} can't be loaded: "),
@@ -300,6 +312,21 @@ SERVED: dict[str, Spoil] = {
     "computed buffers": added(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     "a bare body": renamed(lambda name: name.removeprefix("model.")),
     "no dtype": configured(dtype=...),
+    "quantised by nothing": configured(quantization_config=None),
+    "another of the old names of a rope": configured(
+        rope_parameters=..., rope_scaling={"type": "linear", "rope_type": "linear", "factor": 2.0}
+    ),
+    "a rope of old with whole numbers": configured(
+        rope_parameters=...,
+        rope_theta=10_000,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8,
+            "low_freq_factor": 1,
+            "high_freq_factor": 4,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     "no architecture": configured(architectures=...),
     "tied with a head of its own": both(configured(tie_word_embeddings=True), stored(other_head)),
     "tied with a copy of the embedding": both(
