@@ -49,6 +49,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
         "benchmarks/triton_cost.py",
         "benchmarks/real_prompts",
     ),
+    "guided_peers": ("python_backends", "benchmarks/peers", "benchmarks/guided_cost.py"),
     "host_time": ("python_backends",),
     "hostile_guides": ("python_backends/guides", "python_backends/text"),
     "lengths": PREDICTED,

@@ -28,12 +28,13 @@ LONGER_IDS = range(300, 31_000)  # about those of workload.json
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request. `messages` have the same content as `prompt`, for engines that take no token ids; empty if
-    the ids have one text.
+    the ids have one text. `schema`: what the answer follows, as JSON; empty: nothing.
     """
 
     prompt: list[int]
     max_tokens: int
     messages: str = ""
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)

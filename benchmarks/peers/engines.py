@@ -45,7 +45,7 @@ class Gapless:
         kind: str = "torch",
         **engine: Any,
     ) -> None:
-        from python_backends.instance.build import build
+        from python_backends.instance.build import build, start_guides
         from python_backends.settings import EngineSettings, ModelSettings, Settings
 
         model = ModelSettings(
@@ -59,16 +59,18 @@ class Gapless:
             token_budget=TOKEN_BUDGET,
         )
         self._settings = Settings(model=model, engine=replace(chosen, **engine))
-        _, self._engine = build(self._settings)
+        scheduler, self._engine = build(self._settings)
+        self._guided = start_guides(self._settings, scheduler, self._engine, lambda: None)
 
     def run(self, work: Work) -> list[Timing]:
-        from python_backends.instance.loop import Instance
+        from python_backends.instance.loop import Instance, Parts
         from python_backends.scheduling.slot_scheduler import SlotScheduler
 
         # a new one, without prefixes of an earlier round
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)
-        clients = _Clients(work)
-        instance = Instance(scheduler, self._engine, clients, lambda _: None, self._settings.steps_ahead)
+        clients = _Clients(work, self._settings.model_directory)
+        ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
+        instance = Instance(scheduler, self._engine, clients, lambda _: None, ahead, parts)
         while clients.num_ended < len(work.jobs):
             instance.turn()
         return clients.timings
@@ -77,10 +79,14 @@ class Gapless:
 class _Clients:
     """Replaces the instance's link: submits the work in a closed loop and records when its tokens arrive."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, model: Path) -> None:
+        from python_backends.text.checkpoint import read_checkpoint
+
         self.timings: list[Timing] = []
         self.num_ended = 0
         self._work = work
+        follows = any(job.schema for job in work.jobs)
+        self._ends = read_checkpoint(model).eos_ids if follows else ()
 
     def receive(self, timeout_s: float) -> list[Any]:
         count = min(
@@ -92,9 +98,12 @@ class _Clients:
         return [self._submit(len(self.timings)) for _ in range(count)]
 
     def publish(self, messages: Sequence[Any]) -> None:
+        from python_backends.nouns.messages import Failed
         from python_backends.nouns.step import Tokens
 
         now = time.perf_counter()
+        for failed in [message for message in messages if isinstance(message, Failed)]:
+            raise RuntimeError(failed.error)
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
             arrived = zip(
                 tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True
@@ -107,12 +116,15 @@ class _Clients:
                     self.num_ended += 1
 
     def _submit(self, index: int) -> Any:
+        from python_backends.guides.grammars import grammar_of
         from python_backends.nouns.messages import Submit
         from python_backends.nouns.request import Request, Sampling
 
         job = self._work.jobs[index]
         self.timings.append(Timing(time.perf_counter(), []))
-        request = Request(index, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
+        grammar = grammar_of("json_schema", job.schema) if job.schema else ""
+        sampling = Sampling(max_tokens=job.max_tokens, grammar=grammar, stop_ids=self._ends)
+        request = Request(index, np.array(job.prompt, np.int32), sampling)
         return Submit(request, np.zeros(0, np.int32), 0)
 
 

@@ -49,7 +49,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
 KEYS = {"cluster": {"p99_ttft_s"}, "migration": {"downtime_ms", "slowdown"}}  # that others read
 # other engines; a GPU, Triton's language, a published model (test_gpu_script.py, test_gpu_floor.py and
 # test_real_lengths.py run them here)
-NEEDS_MORE = {"peers", "gpu", "gpu_floor", "real_lengths"}
+NEEDS_MORE = {"peers", "guided_peers", "gpu", "gpu_floor", "real_lengths"}
 
 
 HELP = """

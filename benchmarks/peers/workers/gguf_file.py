@@ -1,4 +1,4 @@
-"""A Qwen2 checkpoint as llama.cpp reads it. Its own converter refuses tokenizers
+"""A checkpoint of Qwen2's or Llama's architecture as llama.cpp reads it. Its own converter refuses tokenizers
 that it does not know, like that of common/models.py.
 """
 
@@ -24,11 +24,12 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "qwen2")
+    writer = gguf.GGUFWriter(path, config["model_type"])
     write_sizes(writer, config)
-    write_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"])
+    write_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config)
     kind = gguf.GGMLQuantizationType.BF16 if dtype == "bfloat16" else gguf.GGMLQuantizationType.F32
     for name, values in tensors(checkpoint / "model.safetensors"):
+        values = as_rotated(name, values, config)
         if values.ndim == 1 or dtype == "float32":  # llama.cpp keeps norms and biases in float32
             writer.add_tensor(gguf_name(name), as_float32(values))
         else:
@@ -53,16 +54,31 @@ def write_sizes(writer: Any, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
 
 
-def write_vocabulary(writer: Any, vocabulary: dict[str, int]) -> None:
+def write_vocabulary(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     import gguf
 
+    added = tokenizer.get("added_tokens", ())
+    special = {each["content"]: each["id"] for each in added if each["special"]}
+    vocabulary = {**tokenizer["model"]["vocab"], **special}
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    kinds = (gguf.TokenType.CONTROL if piece in special else gguf.TokenType.NORMAL for piece in pieces)
+    merges = tokenizer["model"]["merges"] or [[pieces[0][0], pieces[0][1:]]]  # there must be one
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre("qwen2")  # prompts come as ids
     writer.add_token_list(pieces)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(pieces))
-    writer.add_token_merges([f"{pieces[0][0]} {pieces[0][1:]}"])  # none is needed, but there must be one
-    writer.add_eos_token_id(0)
+    writer.add_token_types(list(kinds))
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_eos_token_id(config.get("eos_token_id") or 0)
+
+
+def as_rotated(name: str, values: np.ndarray[Any, Any], config: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """llama.cpp turns neighbours of a Llama's queries and keys, transformers turns halves."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    part = next((heads[each] for each in heads if f"{each}.weight" in name), "")
+    if config["model_type"] != "llama" or not part:
+        return values
+    halves = values.reshape(config[part], 2, -1, values.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
 def tensors(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -4,6 +4,8 @@ HTTP, streaming, by a client on the same processors.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.http_streams import Event, HttpStreams
-from benchmarks.common.work import PEER_TOKEN_BUDGET, Timing, Work, num_cores
+from benchmarks.common.work import PEER_TOKEN_BUDGET, Job, Timing, Work, num_cores
 from benchmarks.peers.workers.gguf_file import write_gguf
 from python_backends.linux.free_ports import free_ports
 
@@ -74,8 +76,8 @@ class Engine:
         ]
         self._process = subprocess.Popen([*command, "--no-warmup", "--no-webui", "--log-disable"])
         self.pid = self._process.pid
+        self._port = port
         await_health(port)
-        self._streams = Streams(port, in_flight)
 
     def run(self, work: Work) -> list[Timing]:
         always = {
@@ -85,14 +87,18 @@ class Engine:
             "stream": True,
             "return_tokens": True,
         }
-        return self._streams.run(
-            [{"prompt": job.prompt, "n_predict": job.max_tokens, **always} for job in work.jobs]
-        )
+        streams = Streams(self._port, work.in_flight)
+        with contextlib.closing(streams):
+            return streams.run([body_of(job) | always for job in work.jobs])
 
     def close(self) -> None:
-        self._streams.close()
         self._process.terminate()
         self._process.wait()
+
+
+def body_of(job: Job) -> dict[str, Any]:
+    follows = {"json_schema": json.loads(job.schema)} if job.schema else {}
+    return {"prompt": job.prompt, "n_predict": job.max_tokens, **follows}
 
 
 def await_health(port: int) -> None:

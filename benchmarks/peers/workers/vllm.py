@@ -19,10 +19,14 @@ class Engine:
         in_flight: int,
         max_model_tokens: int,
         token_budget: int = PEER_TOKEN_BUDGET,
+        takes_schemas: bool = False,
     ) -> None:
+        """`takes_schemas`: answers may follow some, by xgrammar; it wants the tokenizer."""
+        from vllm.config import StructuredOutputsConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        backend: Any = "xgrammar" if takes_schemas else "auto"
         arguments = EngineArgs(
             model=str(directory),
             dtype=dtype,
@@ -30,7 +34,8 @@ class Engine:
             max_num_seqs=in_flight,
             max_num_batched_tokens=token_budget,
             enable_prefix_caching=False,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not takes_schemas,
+            structured_outputs_config=StructuredOutputsConfig(backend=backend),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._round = 0
@@ -45,7 +50,7 @@ class Engine:
 
     def _submit(self, index: int, job: Job) -> None:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         name = f"{self._round}-{index}"
         sampling: Any = SamplingParams(
@@ -54,6 +59,7 @@ class Engine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            structured_outputs=StructuredOutputsParams(json=job.schema) if job.schema else None,
         )
         self._engine.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
 
