@@ -5,13 +5,16 @@ instance is killed in the middle.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from tests.support.schemas import SCHEMAS
+from tests.support.schemas import NUM_RANDOM, SCHEMAS, random_schema
+from tests.support.server.disturbing import ask, finished, num_losses, num_moves, two_instances
 from tests.support.server.serving import Gapless
+from tests.support.toy_engine import toy_settings
 
 PERSON = SCHEMAS["person"]
 PROMPT = "A person:"
@@ -56,3 +59,28 @@ def test_the_json_is_the_same_though_the_instance_is_killed_in_its_middle(gaples
     assert [answer.text for answer in answers] == whole
     for text in whole:
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.slow
+def test_answers_of_many_schemas_are_the_same_though_they_move_and_instances_are_killed(
+    gapless: Gapless, toy_model: Path
+) -> None:
+    schemas = [random_schema(seed) for seed in range(NUM_RANDOM)]
+    asked = [guided(schema, temperature=1.0, seed=seed) for seed, schema in enumerate(schemas)]
+    client, answers = ask(gapless, asked)
+    whole = finished(client, answers)
+    reasons = [reason for answer in answers for reason in answer.reasons]
+    assert set(reasons) <= {"stop", "length"}
+    assert reasons.count("stop") > NUM_RANDOM // 2
+    for schema, text, reason in zip(schemas, whole, reasons, strict=True):
+        if reason == "stop":
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+    served = two_instances(**toy_settings(toy_model, step_ms=10), **{"streams.dead_after_s": 3})
+    client, answers = ask(served, asked)
+    for instance in range(2):
+        most = (instance + 1) * NUM_RANDOM // 4
+        client.read_until(lambda most=most: sum(answer.num_ends for answer in answers) > most, 300)
+        served.kill(served.instance_pid(instance))
+    assert finished(client, answers) == whole
+    assert (num_losses(served), num_moves(served) > 10) == (2, True)
+    assert served.stop() == 0, served.log
