@@ -192,7 +192,9 @@ def main() -> int:
             write_json(asked.json, answers)
     except (SettingsError, OSError, sqlite3.Error) as error:
         print(
-            f"no statistics: {error} ({directory / FILE})" if isinstance(error, sqlite3.Error) else error,
+            f"no statistics: there is no log that can be read in {directory / FILE}"
+            if isinstance(error, sqlite3.Error)
+            else error,
             file=sys.stderr,
         )
         return 1
@@ -208,13 +210,20 @@ def main() -> int:
         return 0
     console.print(by_stage(stage_rows(answers)))
     console.print(table(made))
-    plot = asked.plot or directory / "stats.svg"
+    return drawn(asked.plot or directory / "stats.svg", found, made, is_wanted=asked.plot is not None)
+
+
+def drawn(path: Path, found: Sequence[Logged], made: Sequence[Row], is_wanted: bool) -> int:
+    """Returns 1 where there is no picture, but not where matplotlib is missing and none was asked for."""
     try:
-        write_plot(plot, found, made)
+        write_plot(path, found, made)
+    except ImportError:
+        print("no picture: `pip install matplotlib` brings what draws it", file=sys.stderr)
+        return int(is_wanted)
     except (OSError, ValueError) as error:  # no such directory, or no such kind of picture
         print(f"no picture: {error}", file=sys.stderr)
         return 1
-    console.print(f"picture: {plot}")
+    print(f"picture: {path}")
     return 0
 
 

@@ -103,7 +103,7 @@ class AdapterFiles:
             with os.scandir(self._root) as entries:
                 found = [Path(entry) for entry in entries if self._is_directory(entry)]
         except OSError as error:
-            self._warn(str(self._root), f"adapters.directory = {str(self._root)!r}: {error}")
+            self._warn(str(self._root), f"adapters.directory = {str(self._root)!r}: {error.strerror}")
             return []
         for directory in found:
             if not NAME.fullmatch(directory.name):

@@ -127,6 +127,21 @@ def test_a_picture_that_can_not_be_written_costs_nothing_else(  # type: ignore[n
     assert "no picture: " in text
 
 
+def test_without_what_draws_pictures_the_tables_are_there(  # type: ignore[no-untyped-def]
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation by pip has no matplotlib."""
+    directory, told = run
+    log = RequestLog(directory, 100)
+    log.add([record("Say it", num_output=20, mean=20)])
+    log.close()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, text = told()
+    assert code == 0
+    assert "predicted lengths" in text
+    assert "no picture: `pip install matplotlib`" in text
+
+
 def test_it_reads_the_environment_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
