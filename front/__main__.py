@@ -74,7 +74,8 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)
         others = [asyncio.create_task(_beat(app)), asyncio.create_task(app.health.watch())]
-        others += [asyncio.create_task(each.run()) for each in (app.batches, app.corrections)]
+        work = (app.batches, app.corrections, app.tinker.sessions)
+        others += [asyncio.create_task(each.run()) for each in work]
         await server.serve([listen(ip, settings.front.port, settings.front.processes > 1)])
         for other in others:
             other.cancel()

@@ -46,6 +46,7 @@ from front.open_responses.answer import answer_response
 from front.origins import allow_origins
 from front.queue import Queue
 from front.shared_metrics import SharedMetrics
+from front.tinker.routes import TinkerRoutes
 from front.tokenizing import Tokenizing
 from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
@@ -91,6 +92,7 @@ class App:
         self.corrections = CorrectionWork(settings, model, corrections, submitting)
         asked = {path: self._asked(POSTS[path]) for path in BATCHED}
         self.batches = BatchWork(batches, files, Pace(self._queue.now), asked)
+        self.tinker = TinkerRoutes(settings, model, client, self._bodies)
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [
             Route("/", self._root),
@@ -107,6 +109,7 @@ class App:
             *FileRoutes(files).routes,
             *FineTuningRoutes(settings, model, files, self._bodies, submitting).routes,
             *CorrectionRoutes(settings, corrections, self._bodies, tokenizing).routes,
+            *self.tinker.routes,
             *BatchRoutes(batches, files, self._bodies, BATCHED).routes,
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]

@@ -119,7 +119,8 @@ def _list(asked: argparse.Namespace, settings: Settings) -> None:
         print(f"no job in {jobs.jobs_directory(settings)}", file=sys.stderr)
     for job in found:
         name = job.fields["fine_tuned_model"] or job.options["suffix"]
-        print(f"{job.id}  {job.status:10s}  {len(job.losses):6d} of {job.options['steps']} steps  {name}")
+        of_all = "" if job.is_asked else f" of {job.options['steps']}"
+        print(f"{job.id}  {job.status:10s}  {len(job.losses):6d}{of_all} steps  {name}")
 
 
 def _show(asked: argparse.Namespace, settings: Settings) -> None:

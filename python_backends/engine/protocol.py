@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from python_backends.guides.guides import Guides
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
-from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
+from python_backends.nouns.training import Adam, AdapterShape, LayerFacts, LayerPlan, Pack, Tile
 
 
 class BadAdapterError(ValueError):
@@ -88,6 +88,10 @@ class PackInTraining(Protocol):
 
     def backward(self, tile: Tile) -> None: ...
 
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """[tokens] of the labels, after the loss; 0 where there is no label."""
+
 
 class AdapterInTraining(Protocol):
     """An adapter in training."""
@@ -113,15 +117,22 @@ class AdapterInTraining(Protocol):
         """
 
     def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None) -> PackInTraining:
-        """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks for the pack."""
+        """`num_labels`: of the whole mini-batch, by which its loss is divided. `borrowed`: KV blocks for the
+        pack.
+        """
 
     def wait(self) -> None:
         """Until the device has done all that it was told."""
 
-    def clip(self, max_norm: float) -> float:
-        """Ends the mini-batch. Returns the norm of its gradients, which are clipped to `max_norm`."""
+    def keep_gradients(self) -> None:
+        """Ends the mini-batch: its gradients are added to those that are kept since the last `clip`."""
 
-    def update(self, layer: int, learning_rate: float) -> None:
+    def clip(self, max_norm: float) -> float:
+        """Returns the norm of the kept gradients, which are clipped to `max_norm` for the updates that
+        follow, and kept no longer.
+        """
+
+    def update(self, layer: int, adam: Adam) -> None:
         """Changes the weights of one layer; all layers follow in order."""
 
     def resume(self, state: dict[str, NDArray[Any]], num_steps: int) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, RefusedError
+from python_backends.nouns.training import NO_LABEL
 from python_backends.text.door.door import Door
 from python_backends.text.door.values import unicode
 
@@ -43,6 +44,22 @@ class Example:
     def num_learned(self) -> int:
         """Tokens that are a label: the first token of a sequence can't be one."""
         return int(np.count_nonzero(self.learned[1:]))
+
+    @property
+    def labels(self) -> Ids:
+        """[tokens] a token's label is the next token of the same sequence; the last token has none."""
+        learned = np.where(self.learned[1:], self.ids[1:], NO_LABEL)
+        return np.append(learned, NO_LABEL).astype(np.int32)
+
+    @property
+    def weights(self) -> None:
+        """Each label counts alike."""
+        return None
+
+    @property
+    def drawn_log_probs(self) -> None:
+        """The loss is cross entropy."""
+        return None
 
 
 def read_examples(lines: Iterable[str | bytes], door: Door) -> list[Example]:

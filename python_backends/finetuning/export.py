@@ -22,10 +22,15 @@ def export(job: Job, directory: Path, step: int | None = None) -> int:
     if step is not None and step not in steps:
         raise JobError(f"--step {step}: {job.id} has saved states after steps {', '.join(map(str, steps))}")
     place, state = saved_states.read(job.directory / "checkpoints", steps[-1] if step is None else step)
+    write_adapter(job, state, directory)
+    return place.step
+
+
+def write_adapter(job: Job, state: saved_states.State, directory: Path) -> None:
+    """Raises OSError."""
     weights = {key: each for key, each in state.items() if key.endswith(".weight")}
 
     def write(path: Path) -> None:
         peft_files.write(path, weights, job.shape, job.fields["model"])
 
     write_directory(directory, write)
-    return place.step

@@ -54,7 +54,8 @@ def _check_options(options: dict[str, Any]) -> None:
         raise ValueError(f"suffix = {name!r:.100}: must be the name of an adapter")
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ValueError(f"targets = {targets!r:.100}: must be a list of strings")
-    _check(options.get("alone", False), "alone", bool, "true or false")
+    for name in ("alone", "asked"):
+        _check(options.get(name, False), name, bool, "true or false")
     losses = options.get("held_out_losses", [])
     if not isinstance(losses, list) or not all(isinstance(each, int | float) for each in losses):
         raise ValueError(f"held_out_losses = {losses!r:.100}: must be a list of numbers")

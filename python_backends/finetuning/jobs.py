@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
-from python_backends.finetuning import examples
+from python_backends.finetuning import ask_files, examples
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.examples import Examples
 from python_backends.finetuning.files import append_line, read_arrays, read_lines
@@ -77,6 +77,11 @@ class Job:
     def is_alone(self) -> bool:
         """It is trained by the process that made it, not by a server."""
         return bool(self._fields["gapless"].get("alone", False))
+
+    @property
+    def is_asked(self) -> bool:
+        """Its examples and steps come from a caller, one ask after the other (`asks`)."""
+        return bool(self._fields["gapless"].get("asked", False))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -219,12 +224,13 @@ class Job:
 
 def create(
     parent: Path,
-    data: list[Example],
+    data: list[Example] | None,
     fields: dict[str, Any],
     start: Mapping[str, NDArray[Any]] | None = None,
     held_out: list[Example] | None = None,
 ) -> Job:
-    """A queued job below `parent` with OpenAI's fields and those of `fields`. `start`: the weights with which
+    """A queued job below `parent` with OpenAI's fields and those of `fields`. `data`: None for a job whose
+    examples come from a caller, which `fields` says, too. `start`: the weights with which
     it begins, if they are not drawn. `held_out`: examples that it does not learn. Only this user may read it.
     """
     job_id = f"ftjob-{secrets.token_hex(8)}"
@@ -245,7 +251,10 @@ def create(
 
     def write(directory: Path) -> None:
         directory.chmod(0o700)
-        examples.write(directory / examples.FILE, data)
+        if data is None:
+            ask_files.make_places(directory)
+        else:
+            examples.write(directory / examples.FILE, data)
         if held_out:
             examples.write(directory / examples.HELD_OUT, held_out)
         if start:

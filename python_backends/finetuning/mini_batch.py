@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from python_backends.engine.protocol import AdapterInTraining, PackInTraining
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.datasets import Example
@@ -15,6 +18,7 @@ from python_backends.finetuning.pack_memory import PackMemory, Plans
 from python_backends.finetuning.packs import packs
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.pruning import first_layer
+from python_backends.nouns.asks import Targeted
 from python_backends.nouns.training import Pack
 
 
@@ -22,20 +26,34 @@ class MiniBatch:
     """`do` and `begin_pack` change it. `loss` is that of its tokens so far."""
 
     def __init__(
-        self, adapter: AdapterInTraining, memory: PackMemory, examples: Sequence[Example], learns: bool = True
+        self,
+        adapter: AdapterInTraining,
+        memory: PackMemory,
+        examples: Sequence[Example | Targeted],
+        learns: bool = True,
+        is_sum: bool = False,
     ) -> None:
-        """Without `learns` it has a loss and no backward pass."""
-        self._adapter, self._memory, self._examples, self._learns = adapter, memory, examples, learns
+        """Without `learns` it has a loss and no backward pass. `is_sum`: the loss is a sum over labels, not a
+        mean.
+        """
+        self._adapter, self._memory, self._examples = adapter, memory, examples
+        self._learns, self._is_sum = learns, is_sum
         self._packs: list[Pack] = list(packs(examples, memory.pack_tokens))
         self._plans: Plans | None = None  # None: there was no memory for any pack yet
         self._number = 0  # of the pack that is computed, or waits for memory
         self._computed: tuple[PackInTraining, PackCursor] | None = None  # None: it has no memory yet
         self._waits = False  # for memory that requests hold
         self.loss = 0.0
+        self._log_probs: list[NDArray[np.float32]] = []  # of the packs so far
 
     @property
     def tokens(self) -> int:
         return sum(len(pack.tokens) for pack in self._packs)
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """[tokens] of the labels of all examples, when all packs are done; 0 where there is no label."""
+        return np.concatenate(self._log_probs)
 
     @property
     def begun_tokens(self) -> int:
@@ -63,7 +81,8 @@ class MiniBatch:
             self._plans = self._fitting_plans()
         if self._plans is None:
             return
-        pack, num_labels = self._packs[self._number], sum(pack.num_labels for pack in self._packs)
+        pack = self._packs[self._number]
+        num_labels = 1 if self._is_sum else sum(pack.num_labels for pack in self._packs)
         computed = self._memory.begin(pack, self._plans, num_labels)
         if computed is not None:
             num_layers = len(self._adapter.facts)
@@ -104,4 +123,6 @@ class MiniBatch:
             self.loss += pack.loss(*cursor.take_loss(tokens))
         else:
             pack.backward(cursor.take_backward(tokens))
+        if cursor.is_done:
+            self._log_probs.append(pack.log_probs)
         return cursor.is_done

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.finetuning.datasets import Example
-from python_backends.nouns.request import Ids
-from python_backends.nouns.training import NO_LABEL, Pack
+from python_backends.nouns.asks import Targeted
+from python_backends.nouns.training import Pack
 
 
 @lru_cache(maxsize=4)  # a million examples take 20 ms, which is too long for each step
@@ -33,9 +33,9 @@ def mini_batch(num_examples: int, batch_size: int, seed: int, step: int) -> NDAr
     return order(num_examples, seed, pass_number)[index * batch_size : (index + 1) * batch_size]
 
 
-def packs(examples: Sequence[Example], pack_tokens: int) -> Iterator[Pack]:
+def packs(examples: Sequence[Example | Targeted], pack_tokens: int) -> Iterator[Pack]:
     """The examples in order, as many in a pack as `pack_tokens` allow; a longer one is a pack by itself."""
-    taken: list[Example] = []
+    taken: list[Example | Targeted] = []
     for example in examples:
         if taken and sum(len(each.ids) for each in taken) + len(example.ids) > pack_tokens:
             yield packed(taken)
@@ -45,14 +45,18 @@ def packs(examples: Sequence[Example], pack_tokens: int) -> Iterator[Pack]:
         yield packed(taken)
 
 
-def packed(examples: Sequence[Example]) -> Pack:
+def packed(examples: Sequence[Example | Targeted]) -> Pack:
     lengths = [len(example.ids) for example in examples]
     bounds = (0, *np.cumsum(lengths).tolist())
-    labels = np.concatenate([_labels(example) for example in examples])
-    return Pack(np.concatenate([example.ids for example in examples]), labels, bounds)
+    return Pack(
+        np.concatenate([example.ids for example in examples]),
+        np.concatenate([example.labels for example in examples]),
+        bounds,
+        _joined([example.weights for example in examples]),
+        _joined([example.drawn_log_probs for example in examples]),
+    )
 
 
-def _labels(example: Example) -> Ids:
-    """A token's label is the next token of the same sequence; the last token has none."""
-    learned = np.where(example.learned[1:], example.ids[1:], NO_LABEL)
-    return np.append(learned, NO_LABEL).astype(np.int32)
+def _joined(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+    """All examples of a mini-batch have them, or none."""
+    return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])

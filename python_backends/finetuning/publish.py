@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from python_backends.engine.adapter_directory import CONFIG, NUMBER, WEIGHTS, numbered
-from python_backends.finetuning.export import export
+from python_backends.finetuning.export import export, write_adapter
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.finetuning.saved_states import State
 from python_backends.linux.files import write_directory
 
 
@@ -28,18 +29,25 @@ def finish(job: Job, adapters: Path | None) -> str:
         return ""
 
 
+def publish_state(job: Job, state: State, directory: Path) -> str:
+    """Writes the adapter of `state` as the newest version in `directory`. Returns its `name@version`. Raises
+    JobError and OSError.
+    """
+    number = _next_number(directory)
+    write_adapter(job, state, directory / number)
+    return f"{directory.name}@{number}"
+
+
 def _publish(job: Job, adapters: Path) -> str:
     """Returns the number of the version."""
     match job.held_out_losses:
         case [before, after] if not after < before:
             raise JobError(f"the loss of the held-out examples was {before:.4g} before, and is {after:.4g}")
     trained, directory = job.directory / "adapter", adapters / job.options["suffix"]
-    if (directory / CONFIG).exists():
-        raise JobError(f"{directory} is an adapter without versions")
+    number = _next_number(directory)
     for version in numbered(directory):
         if _is_same(trained, version):
             return version.name
-    number = _next_number(directory)
     write_directory(directory / number, lambda path: _copy(trained, path))
     return number
 
@@ -53,7 +61,9 @@ def _is_same(trained: Path, version: Path) -> bool:
 
 
 def _next_number(directory: Path) -> str:
-    """One more than whatever has a number as its name, also what is no version."""
+    """One more than whatever has a number as its name, also what is no version. Raises JobError."""
+    if (directory / CONFIG).exists():
+        raise JobError(f"{directory} is an adapter without versions")
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     number = str(1 + max((int(name) for name in names if NUMBER.fullmatch(name)), default=0))
     if not NUMBER.fullmatch(number):

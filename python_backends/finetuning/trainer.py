@@ -27,6 +27,7 @@ from python_backends.finetuning.packs import mini_batch, steps_a_pass
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
+from python_backends.nouns.training import Adam
 
 CLIP = 1.0  # the largest global norm of the gradients
 # from one save to the next: what a death costs at most, and far longer than to write one takes
@@ -175,6 +176,7 @@ class Trainer:
         return self._next_step()
 
     def _clip(self) -> Piece:
+        self._adapter.keep_gradients()
         self._norm = self._adapter.clip(CLIP)
         if not math.isfinite(self._batch.loss + self._norm):
             return self._diverged(self._batch.loss, self._norm)
@@ -182,7 +184,7 @@ class Trainer:
 
     def _update(self) -> Piece:
         """Of one layer's weights."""
-        self._adapter.update(self._layer, self._learning_rate)
+        self._adapter.update(self._layer, Adam(self._learning_rate))
         self._layer = (self._layer + 1) % len(self._adapter.facts)
         return Piece(Kind.UPDATE) if self.is_updating else self._end_step()
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from python_backends.engine.protocol import AdapterInTraining, Trains
+from python_backends.finetuning.asked_trainer import AskedTrainer
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pack_memory import PackMemory, Pool
 from python_backends.finetuning.pieces import Kind, Piece
@@ -48,7 +49,7 @@ RETRY_S, MOST_RETRY_S = 2.0, 128.0
 class _Running:
     job: Job
     lock: ExitStack
-    trainer: Trainer
+    trainer: Trainer | AskedTrainer
     tokens: int  # trained in this instance, and what the others had when it came
 
     @property
@@ -74,7 +75,7 @@ class Training(SpareWork):
         """
         self._engine, self._limits, self._pool = engine, limits, pool
         self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters, published)
-        self._offered: deque[tuple[Job, ExitStack, Prepared, NewAdapter]] = deque()
+        self._offered: deque[tuple[Job, ExitStack, Prepared | None, NewAdapter]] = deque()
         self._running: list[_Running] = []
         self._current: _Running | None = None  # its mini-batch is computed
         self._new_adapter: NewAdapter | None = None
@@ -110,8 +111,8 @@ class Training(SpareWork):
         weights that only training has, where no other job has them yet.
         """
         try:
-            read = prepare(job)
-            for examples in filter(None, (read.examples, read.held_out)):
+            read = None if job.is_asked else prepare(job)
+            for examples in filter(None, (read.examples, read.held_out) if read is not None else ()):
                 examples.check(self._limits.max_model_tokens, self._limits.vocab_size)
             new_adapter = self._new_adapter or self._engine.start_training()
         except Exception as error:
@@ -170,12 +171,13 @@ class Training(SpareWork):
             self._offered.popleft()  # only now, so that `takes_jobs` never misses it
             self._free_if_idle()
 
-    def _begin(self, job: Job, lock: ExitStack, read: Prepared) -> None:
+    def _begin(self, job: Job, lock: ExitStack, read: Prepared | None) -> None:
         assert self._new_adapter is not None
         adapter = self._new_adapter(job.shape, int(job.fields["seed"]))
         files = replace(self._files, read=read)
         memory = PackMemory(adapter, self._pool)
-        trainer = Trainer(job, adapter, memory, files, self._learned)
+        kind: type[Trainer] | type[AskedTrainer] = AskedTrainer if job.is_asked else Trainer
+        trainer = kind(job, adapter, memory, files, self._learned)
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, tokens)
         self._running.append(running)
@@ -266,7 +268,7 @@ class Training(SpareWork):
                 self._end(running)
 
 
-def _do_whole(trainer: Trainer, tokens: int) -> None:
+def _do_whole(trainer: Trainer | AskedTrainer, tokens: int) -> None:
     """The next piece, until the device has done it: its time is measured."""
     trainer.do(tokens)
     trainer.wait()

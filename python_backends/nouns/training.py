@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids
 
@@ -29,6 +30,11 @@ class Pack:
     tokens: Ids  # [tokens]
     labels: Ids  # [tokens] the token that comes next, where it is learned; NO_LABEL elsewhere
     bounds: tuple[int, ...]  # [sequences + 1] sequence i has tokens [bounds[i], bounds[i + 1])
+    # [tokens] by how much the loss of each label is multiplied; None: 1
+    weights: NDArray[np.float32] | None = None
+    # [tokens] log-probability of each label when it was drawn: the loss is then that of importance sampling,
+    # and the weights are advantages; None: it is cross entropy
+    drawn_log_probs: NDArray[np.float32] | None = None
 
     @property
     def num_labels(self) -> int:
@@ -98,3 +104,13 @@ class AdapterShape:
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """A step of AdamW."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from tests.support.server.serving import BUSY, ROOT, Gapless, wait_for
 
 EXAMPLES = ROOT / "examples"
+NEEDS = {"tinker_steps.py": "tinker"}  # packages that are not installed everywhere
 PROGRAMS = {".py": sys.executable, ".sh": "bash", ".mjs": "node"}  # by the end of a file's name
 CITIES = ["Oslo", "Paris", "Cairo"]
 CALL = {
@@ -60,6 +62,8 @@ def served(directories: dict[str, Path]) -> Iterator[Gapless]:
 
 def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:
     """What an example prints, which must end well."""
+    if (package := NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     program = shutil.which(PROGRAMS[Path(name).suffix])
     if program is None:
         pytest.skip(f"{PROGRAMS[Path(name).suffix]} is not installed")
@@ -70,6 +74,8 @@ def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:
         "OPENAI_API_KEY": "none",
         "ANTHROPIC_BASE_URL": front,
         "ANTHROPIC_API_KEY": "none",
+        "TINKER_BASE_URL": front,
+        "TINKER_API_KEY": "tml-none",
         "TRITON_HTTP_URL": f"http://127.0.0.1:{served.http_port}",
         "TRITON_GRPC_URL": f"127.0.0.1:{served.grpc_port}",
         "GAPLESS_FINETUNING__DIRECTORY": str(directories["finetuning.directory"]),
@@ -144,6 +150,13 @@ def is_of_the_corrections(said: str) -> None:
     assert answer == "corrected@1: RIVER"
 
 
+def has_learned(said: str) -> None:
+    losses = [float(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("loss: ")]
+    answers = [line for line in said.splitlines() if line.startswith("river: ")]
+    assert losses[-1] < losses[0] / 2
+    assert len(answers) == 2
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "anthropic_tool.py": is_a_call_with_an_answer,
     "batch.py": has_eight_answers,
@@ -156,6 +169,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "finetune_http.py": is_of_the_job,
     "json_schema.py": is_a_city,
     "move_request.py": has_moved,
+    "tinker_steps.py": has_learned,
     "tool_chat.py": is_a_call_with_an_answer,
     "tool_responses.py": is_a_call_with_an_answer,
     "tool_triton.py": is_a_call_with_an_answer,

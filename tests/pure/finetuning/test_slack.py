@@ -19,7 +19,7 @@ from python_backends.instance import training as module
 from python_backends.instance.spare_time import SpareTime
 from python_backends.instance.training import Training
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import PROJECTIONS, LayerFacts, Tile
+from python_backends.nouns.training import PROJECTIONS, Adam, LayerFacts, Tile
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.scheduling.step_time import StepTime
 
@@ -83,12 +83,16 @@ class FakeAdapter:
         self.tiles.append(tile.last - tile.first)
         self._device.told(200, 0.001 + 1e-5 * (tile.last - tile.first))
 
+    log_probs: ClassVar = np.zeros(1, np.float32)
+
+    def keep_gradients(self) -> None: ...
+
     def clip(self, max_norm: float) -> float:
         self._device.told(600, 0.005)
         self._device.wait()
         return 1.0
 
-    def update(self, layer: int, learning_rate: float) -> None:
+    def update(self, layer: int, adam: Adam) -> None:
         self._device.told(40, 0.001)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from python_backends.engine.torch.training.adapter import Adapter, targets_of
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.optimiser import Optimiser
-from python_backends.nouns.training import AdapterShape, LayerPlan
+from python_backends.nouns.training import Adam, AdapterShape, LayerPlan
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -33,6 +33,7 @@ class LoraInTraining:
         with torch.no_grad():
             self._adapter.draw(seed)
         self._optimiser = Optimiser(self._adapter)
+        self._kept: dict[str, torch.Tensor] = {}  # gradients since the last step
         self.facts = model.facts
         self.tile_tokens = CPU_TILE_TOKENS if model.device.type == "cpu" else GPU_TILE_TOKENS
         # the products with an adapter, by layer
@@ -48,15 +49,21 @@ class LoraInTraining:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
 
-    def clip(self, max_norm: float) -> float:
-        """Ends the mini-batch: its gradients are those of the updates that follow, one for each layer in
-        order. Returns their norm before clipping.
-        """
-        return self._optimiser.begin(self._model.gradients(), max_norm)
+    def keep_gradients(self) -> None:
+        """Ends the mini-batch: its gradients are added to those that are kept since the last `clip`."""
+        found = self._model.gradients()
+        self._kept = {key: each + self._kept[key] if self._kept else each for key, each in found.items()}
 
-    def update(self, layer: int, learning_rate: float) -> None:
+    def clip(self, max_norm: float) -> float:
+        """The kept gradients are those of the updates that follow, one for each layer in order. Returns their
+        norm before clipping.
+        """
+        kept, self._kept = self._kept, {}
+        return self._optimiser.begin(kept, max_norm)
+
+    def update(self, layer: int, adam: Adam) -> None:
         """A step of AdamW for the adapters of one layer."""
-        self._optimiser.step(layer, learning_rate)
+        self._optimiser.step(layer, adam)
 
     @property
     def weights(self) -> Arrays:

@@ -1,9 +1,12 @@
-"""Cross entropy of some tokens, and at once its gradient at the residual stream: no logits are kept.
+"""The loss of some tokens, and at once its gradient at the residual stream: no logits are kept. It is cross
+entropy, or that of importance sampling.
 
 Only tokens with a label are multiplied with the head. Called by `model`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +23,26 @@ CPU_LOGITS, GPU_LOGITS = 1 << 21, 1 << 25
 LEAST_ROWS = 64  # so that the product with the head stays fast
 
 
+class Targets(NamedTuple):
+    """Of some tokens, as a pack has them."""
+
+    labels: Tensor  # [tokens] or NO_LABEL
+    weights: Tensor | None = None  # [tokens]
+    drawn_log_probs: Tensor | None = None  # [tokens]
+
+    def of(self, rows: Tensor | slice) -> Targets:
+        return Targets(*(None if each is None else each[rows] for each in self))  # type: ignore[arg-type]
+
+    def weighed(self, log_probs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss of each label with this log-probability, and its gradient there, less its sign."""
+        if self.weights is None:
+            return -log_probs, None
+        if self.drawn_log_probs is None:
+            return -log_probs * self.weights, self.weights
+        weights = self.weights * (log_probs - self.drawn_log_probs).exp()
+        return -weights, weights
+
+
 class Loss:
     """The last norm, the head and the cross entropy of a model; `head` is its decoder's."""
 
@@ -29,31 +52,34 @@ class Loss:
         logits = GPU_LOGITS if head.weight.device.type == "cuda" else CPU_LOGITS
         self._piece_rows = max(LEAST_ROWS, logits // head.num_outputs)
 
-    def of(self, x: Tensor, labels: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
-        """x [tokens, hidden] is the residual stream after the last layer, `labels` [tokens] the tokens to
-        learn or NO_LABEL, `num_labels` how many labels the whole mini-batch has.
+    def of(self, x: Tensor, targets: Targets, num_labels: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, hidden] is the residual stream after the last layer, `num_labels` how many labels the
+        whole mini-batch has.
 
-        Returns these tokens' part of the mean over all labels, in nats, and d(loss)/dx [tokens, hidden] in
-        float32 or better.
+        Returns these tokens' part of the mean over all labels, in nats, d(loss)/dx [tokens, hidden], and
+        the log-probabilities of the labels [tokens], in float32 or better.
         """
         dtype = torch.promote_types(x.dtype, torch.float32)
         dx = torch.zeros(x.shape, dtype=dtype, device=x.device)
-        total = dx.new_zeros(())
-        rows = (labels != NO_LABEL).nonzero()[:, 0]
+        total, log_probs = dx.new_zeros(()), dx.new_zeros(len(x))
+        rows = (targets.labels != NO_LABEL).nonzero()[:, 0]
         pieces: tuple[Tensor, ...] = rows.split(self._piece_rows)  # type: ignore[no-untyped-call]
         for piece in pieces:
-            entropy, d_x = self._piece(x[piece], labels[piece])
-            total += entropy / num_labels
-            dx[piece] = d_x.to(dtype) / num_labels
-        return total, dx
+            own = targets.of(piece)
+            log_probs[piece], d_x = self._piece(x[piece], own.labels)
+            losses, weights = own.weighed(log_probs[piece])
+            total += losses.sum() / num_labels
+            d_x = d_x.to(dtype) / num_labels
+            dx[piece] = d_x if weights is None else d_x * weights[:, None]
+        return total, dx, log_probs
 
     def _piece(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over rows that all have a label, and its gradient at x."""
+        """The labels' log-probabilities [rows], and the gradient of their cross entropy at x."""
         normed, norm_back = vjp(self._norm, x)
         logits, logits_back = self._logits(self._head.forward(normed))
-        entropy, d_logits = cross_entropy(logits, labels)
+        log_probs, d_logits = cross_entropy(logits, labels)
         (d_x,) = norm_back(self._back.forward(logits_back(d_logits)[0]))
-        return entropy, d_x
+        return log_probs, d_x
 
     def _logits(self, products: Tensor) -> tuple[Tensor, Pullback]:
         """Of what the head gave, in float32 or better."""
@@ -64,11 +90,11 @@ class Loss:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over rows of −log p(label), and its gradient at the logits [rows, vocabulary]: p, less 1 at the
-    label. Written out, because autograd goes over the logits more often.
+    """log p(label) [rows], and the gradient of the sum of −log p(label) at the logits [rows, vocabulary]: p,
+    less 1 at the label. Written out, because autograd goes over the logits more often.
     """
     log_p = logits.log_softmax(-1)
     at_label = labels[:, None]
-    entropy = -log_p.gather(1, at_label).sum()
+    log_probs = log_p.gather(1, at_label)[:, 0]
     gradient = log_p.exp_()
-    return entropy, gradient.scatter_add_(1, at_label, gradient.new_full(at_label.shape, -1.0))
+    return log_probs, gradient.scatter_add_(1, at_label, gradient.new_full(at_label.shape, -1.0))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from python_backends.engine.torch.training.adapter import Adapter
+from python_backends.nouns.training import Adam
 
-BETAS, EPS = (0.9, 0.999), 1e-8
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -20,10 +20,7 @@ class Optimiser:
     """Changes the weights of `adapter` in place."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self._layers = [
-            torch.optim.AdamW(layer.values(), betas=BETAS, eps=EPS, weight_decay=0.0)
-            for layer in adapter.layers
-        ]
+        self._layers = [torch.optim.AdamW(layer.values()) for layer in adapter.layers]
         self._adapter = adapter
 
     def begin(self, gradients: Mapping[str, Tensor], max_norm: float) -> float:
@@ -32,10 +29,11 @@ class Optimiser:
             weight.grad = gradients[key]
         return float(torch.nn.utils.clip_grad_norm_(self._adapter.weights.values(), max_norm))
 
-    def step(self, layer: int, learning_rate: float) -> None:
+    def step(self, layer: int, adam: Adam) -> None:
         """Updates the weights of one layer."""
         optimiser = self._layers[layer]
-        optimiser.param_groups[0]["lr"] = learning_rate
+        rates = {"lr": adam.learning_rate, "weight_decay": adam.weight_decay}
+        optimiser.param_groups[0] |= {"betas": adam.betas, "eps": adam.eps, **rates}
         optimiser.step()
         optimiser.zero_grad()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +21,7 @@ from python_backends.engine.torch.decoder import Decoder, StepInputs
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.engine.torch.training.activations import Activations, Borrowed, Recorder
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
-from python_backends.engine.torch.training.loss import Loss
+from python_backends.engine.torch.training.loss import Loss, Targets
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, StepPlan
 from python_backends.nouns.training import Pack, Tile
@@ -69,7 +70,8 @@ class PackRun:
         state = SlotState(limits, self._device, False, None)
         state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
         self._batcher = StepBatcher(state, self.cache, decoder.windows)
-        self._labels = to_device(pack.labels.astype(np.int64), self._device)
+        self._targets = self._on_device(pack)
+        self._log_probs = torch.zeros(len(pack.tokens), device=self._device)
         self.state = self._state(lengths)
         # [2, tokens, hidden]: after a layer, and what that layer adds to it
         self._stream: Tensor
@@ -112,10 +114,19 @@ class PackRun:
     def loss(self, first: int, last: int) -> float:
         """Of tokens [first, last), after all layers: their part of the mean over all labels."""
         rows = slice(first, last)
-        loss, self.state.dx[rows] = self._passes.loss.of(
-            self._stream[rows], self._labels[rows], self._num_labels
-        )
+        found = self._passes.loss.of(self._stream[rows], self._targets.of(rows), self._num_labels)
+        loss, self.state.dx[rows], self._log_probs[rows] = found
         return float(loss)
+
+    @property
+    def log_probs(self) -> NDArray[np.float32]:
+        """[tokens] of the labels, after the loss; 0 where there is no label."""
+        return np.array(self._log_probs.cpu())
+
+    def _on_device(self, pack: Pack) -> Targets:
+        others = (pack.weights, pack.drawn_log_probs)
+        labels = to_device(pack.labels.astype(np.int64), self._device)
+        return Targets(labels, *(None if each is None else to_device(each, self._device) for each in others))
 
     @torch.no_grad()
     def backward(self, tile: Tile) -> None:

@@ -1,0 +1,111 @@
+"""The bodies of Tinker's SDK that are JSON, as many fields of them as are read, and their limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from front.errors import ProblemError, refused
+from python_backends.finetuning.job_fields import LIMITS
+from python_backends.nouns import asks
+
+UNSUPPORTED = "unsupported_value"
+
+
+class SessionAsk(Struct):
+    session_id: str
+
+
+class Lora(Struct):
+    rank: int
+    seed: int | None = None
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class ModelAsk(Struct):
+    session_id: str
+    model_seq_id: int
+    base_model: str
+    lora_config: Lora
+    optimizer_config: dict[str, Any] = field(default_factory=dict)
+
+
+class OfModel(Struct):
+    model_id: str
+
+
+class AdamAsk(Struct):
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class StepAsk(Struct):
+    model_id: str
+    seq_id: int
+    adam_params: AdamAsk | None = None  # None: of another optimiser
+
+
+class SaveAsk(Struct):
+    model_id: str
+    seq_id: int
+    path: str | None = None
+    sampling_session_seq_id: int | None = None
+    kind: str = "snapshot"
+    ttl_seconds: int | None = None
+
+
+class SamplerAsk(Struct):
+    session_id: str
+    sampling_session_seq_id: int
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class FutureAsk(Struct):
+    request_id: str
+
+
+RANGES = {  # of Adam's parameters, both ends taken
+    "learning_rate": (0.0, 1.0),
+    "beta1": (0.0, 1 - 1e-9),
+    "beta2": (0.0, 1 - 1e-9),
+    "eps": (0.0, 1.0),
+    "weight_decay": (0.0, 1e6),
+    "grad_clip_norm": (0.0, 1e30),
+}
+
+
+def step_of(ask: StepAsk) -> asks.Step:
+    """Raises ProblemError."""
+    given = ask.adam_params
+    if given is None:
+        raise refused("optimizer_params", ": must be adam_params: this server has AdamW", UNSUPPORTED)
+    for name, (least, most) in RANGES.items():
+        if not least <= getattr(given, name) <= most:
+            said = f" = {getattr(given, name):g}: must be between {least:g} and {most:g}"
+            raise refused(f"adam_params.{name}", said)
+    betas = (given.beta1, given.beta2)
+    return asks.Step(given.learning_rate, betas, given.eps, given.weight_decay, given.grad_clip_norm)
+
+
+def check_model(ask: ModelAsk, names: tuple[str, ...], most_rank: int) -> None:
+    """Raises ProblemError."""
+    if ask.base_model not in names:
+        said = f"base_model = {ask.base_model[:64]!r}: must be {' or '.join(names)}"
+        raise ProblemError(404, said, "model_not_found", "base_model")
+    lora, (least, most) = ask.lora_config, LIMITS["seed"]
+    if not 1 <= lora.rank <= most_rank:
+        raise refused("lora_config.rank", f" = {lora.rank}: must be between 1 and {most_rank}")
+    if lora.seed is not None and not least <= lora.seed <= most:
+        raise refused("lora_config.seed", f" = {lora.seed}: must be between {least} and {most}")
+    if not (lora.train_mlp or lora.train_attn):
+        said = ": train_mlp or train_attn must be true: the head gets no adapter here"
+        raise refused("lora_config", said, UNSUPPORTED)
+    if ask.optimizer_config.get("type", "adamw") != "adamw":
+        raise refused("optimizer_config.type", ": must be adamw", UNSUPPORTED)
