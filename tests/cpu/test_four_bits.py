@@ -16,6 +16,7 @@ from torch import Tensor
 
 from python_backends.engine.cpu.library import library
 from python_backends.engine.model.four_bits import GROUP, LARGEST, in_groups, numbers
+from tests.support.model_source import facts_from
 from tests.support.rounded_head import with_rounded_head
 from tests.support.tiny_models import BY_LAYERS, INT8_REGRET, Serving, TinyModel, random_requests
 
@@ -103,8 +104,9 @@ def test_tokens_in_bfloat16_are_nearly_as_good_as_those_of_the_same_weights_in_f
 
 def with_rounded_weights(model: Any) -> Any:
     """transformers' model, each weight of a layer's products as what it is after rounding."""
-    changed = copy.deepcopy(model)
-    for weight in changed.base_model.layers.parameters():
+    changed, family = copy.deepcopy(model), facts_from(model).family
+    for weight in getattr(changed.base_model, family.layers).parameters():
         if weight.ndim > 1:
-            weight.data = rounded(weight.detach())
+            plain = weight.detach()
+            weight.data = rounded(plain.T.contiguous()).T if family.inputs_first else rounded(plain)
     return changed

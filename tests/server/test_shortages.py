@@ -104,8 +104,8 @@ def test_a_tritonserver_that_stands_still_for_a_while_costs_no_stream_its_text(
         try:
             stand_still(gapless, expected, seconds)
             return
-        except AssertionError:
-            said = gapless.log[num_said:]
+        except AssertionError as error:
+            said = f"{error}\n{gapless.log[num_said:]}"
             if "is not healthy" not in said and "Signal (11)" not in said:
                 raise
             wait_for(lambda: gapless.generate(text_input="hello", max_tokens=5).get("text_output"), 120)

@@ -26,5 +26,5 @@ def whole_answers(gapless: Gapless, expected: Expected, count: int, **inputs: An
 def check_whole(answers: dict[int, Answer], expected: Expected, **inputs: Any) -> None:
     """By the number behind PROMPT."""
     for n, answer in answers.items():
-        assert (answer.error, answer.reasons) == ("", ["length"]), n
+        assert (answer.error, answer.reasons) == ("", ["length"]), f"answer {n}: {answer.error}"
         assert answer.text == expected.text(f"{PROMPT} {n}", **inputs), n
