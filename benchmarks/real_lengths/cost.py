@@ -73,7 +73,9 @@ def seconds(served: Gapless, prompts: Sequence[Prompt], in_flight: int, tokens: 
     return asyncio.run(ask())
 
 
-def measure(learned: Path, prompts: Sequence[Prompt], rounds: int, quick: bool) -> Iterator[Row]:
+def measure(
+    learned: Path, prompts: Sequence[Prompt], loads: Sequence[int], rounds: int, quick: bool
+) -> Iterator[Row]:
     with ExitStack() as stack:
         servers = {}
         for mode, enabled in MODES.items():
@@ -88,7 +90,8 @@ def measure(learned: Path, prompts: Sequence[Prompt], rounds: int, quick: bool) 
             }
             servers[mode] = Gapless(**settings)
             stack.callback(servers[mode].stop)
-        for in_flight, (count, tokens) in LOADS.items():
+        for in_flight in loads:
+            count, tokens = LOADS[in_flight]
             count, tokens = (count // 8, 4) if quick else (count, tokens)
             rates: dict[str, list[float]] = {mode: [] for mode in MODES}
             for number in tqdm(range(-1, rounds), desc=f"{in_flight} in flight"):
@@ -122,6 +125,7 @@ def main() -> None:
         "--learned", type=Path, help="what a server of the same model has learned; not changed"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-flight", type=int, choices=LOADS, action="append", help="default: all")
     asked = parser.parse_args()
     prompts = chosen(read_prompts())
     with tempfile.TemporaryDirectory(prefix="learned-") as folder:
@@ -130,9 +134,8 @@ def main() -> None:
             count, most = (QUICK_LEARNED, QUICK_TOKENS) if asked.quick else (LEARNED, MAX_TOKENS)
             learn_in(learned, prompts["learned"][:count], most)
         others = prompts["new topics"] + prompts["new kinds"]
-        told = [
-            asdict(row) for row in measure(learned, others, 1 if asked.quick else asked.rounds, asked.quick)
-        ]
+        rounds, loads = 1 if asked.quick else asked.rounds, asked.in_flight or list(LOADS)
+        told = [asdict(row) for row in measure(learned, others, loads, rounds, asked.quick)]
     if asked.json:
         write_result(asked.json, {"rows": told})
     print(table(told))
