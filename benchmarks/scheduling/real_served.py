@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(slots=True)
 class Heard:
-    """One answer: when it was asked for, when its first and its last piece came, and its tokens by time."""
+    """One answer: when it was asked for, when its first and its last piece came, how many tokens it has."""
 
     asked_s: float
     first_s: float = 0.0
@@ -162,7 +162,7 @@ class Bench:
         in_flight: int,
         lengths: Sequence[int] | None = None,
     ) -> list[Heard]:
-        """Each at its time; `in_flight` not 0: so many at once, the next one when one has ended."""
+        """Asks each prompt at its time. With `in_flight`, also waits until fewer than that are open."""
         clock, begin_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
         gate = asyncio.Semaphore(in_flight or len(places))
         with tqdm(total=len(places), unit="answer", leave=False, mininterval=2) as bar:

@@ -171,7 +171,7 @@ def test_requests_with_adapters_move_between_instances(directory: Path) -> None:
         long = {"max_tokens": 200, "min_tokens": 200}
         alone = {name: text(served, lora_name=name, **long) for name in names}
         moved: dict[str, float] = {}
-        for _ in range(10):  # until one has moved: a move may be refused, as when an answer ends meanwhile
+        for _ in range(10):  # until one has moved: moves are drawn at random, and may all be refused
             client = served.grpc()
             answers = [
                 (name, client.ask(f"{name}{n}", **{**ASKED, **long}, lora_name=name))
