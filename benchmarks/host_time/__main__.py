@@ -72,10 +72,10 @@ def loops(cases: list[Case], steps: int) -> Iterator[Row]:
         (case, caches): [] for caches in ("warm", "flushed") for case in cases
     }
     with ExitStack() as stack:
-        running = {case: stack.enter_context(steady_loop(*case)) for case in tqdm(cases, desc="loops made")}
+        running = {each: stack.enter_context(steady_loop(*each[0])) for each in tqdm(spent, desc="loops made")}
         for _ in tqdm(range(-(-steps // TURN_STEPS)), desc="steady steps"):
-            for (case, caches), found in spent.items():
-                found += running[case].steady_steps(TURN_STEPS, caches == "flushed")
+            for each, found in spent.items():
+                found += running[each].steady_steps(TURN_STEPS, each[1] == "flushed")
     for (case, caches), found in spent.items():
         yield row_of("loop", case, caches, found)
 

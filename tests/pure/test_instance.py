@@ -260,6 +260,22 @@ def test_a_step_that_took_far_too_long_is_soon_forgotten() -> None:
     assert times.expected_s(decode) == pytest.approx(0.010, rel=0.01)
 
 
+def test_learning_takes_few_steps_also_where_times_are_forgotten_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time that it learns takes longer than all else that the loop does in a step."""
+    times, learn, learned = StepTime(), StepTime.learn, list[int]()
+    monkeypatch.setattr(StepTime, "learn", lambda self, *data: (learned.append(len(data[1])), learn(self, *data)))
+    for number in range(64):
+        times.observe(_plan(0), 0.010 + number * 1e-6)
+    assert learned[:4] == [1, 1, 1, 1], "the first ones are known at once"
+    assert len(learned) < 20
+    learned.clear()
+    for number in range(640):
+        times.observe(_plan(0), 0.001 if number // 10 % 2 else 0.025)
+    assert len(learned) < 300
+
+
 def test_what_nearly_every_step_takes_at_least_is_what_the_quick_ones_took() -> None:
     times = StepTime()
     assert times.least_s(_plan(0)) == 0
