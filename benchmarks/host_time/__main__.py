@@ -72,7 +72,8 @@ def loops(cases: list[Case], steps: int) -> Iterator[Row]:
         (case, caches): [] for caches in ("warm", "flushed") for case in cases
     }
     with ExitStack() as stack:
-        running = {each: stack.enter_context(steady_loop(*each[0])) for each in tqdm(spent, desc="loops made")}
+        made = tqdm(spent, desc="loops made")
+        running = {each: stack.enter_context(steady_loop(*each[0])) for each in made}
         for _ in tqdm(range(-(-steps // TURN_STEPS)), desc="steady steps"):
             for each, found in spent.items():
                 found += running[each].steady_steps(TURN_STEPS, each[1] == "flushed")
