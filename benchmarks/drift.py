@@ -61,12 +61,14 @@ class Run:
 
     def __init__(self, directory: Path, encoder: Encoder) -> None:
         self.now_s = 0.0
-        settings = PredictionSettings(encoder=encoder.name, encoder_from=0)
+        settings = PredictionSettings(encoder=encoder.name)
         self._directory = directory
         self._learner = Learner(settings, directory, self._learn, lambda: self.now_s)
         self._reader = RequestLog(directory)
         budget = Budget(1.0, lambda: self.now_s)
-        self._predictor = Predictor(settings, directory, lambda: encoder, budget, lambda: self.now_s)
+        self._predictor = Predictor(
+            settings, directory, lambda: encoder, budget, lambda: self.now_s, encoder_from=0
+        )
         self._history = AnswerHistory()
         self._frozen: Forest | None = None
         self.learned_at_s: list[float] = []

@@ -6,7 +6,7 @@ The bundled model, float32. Four neighbours ask the same again and again; each o
 the first one, which came while nothing else was there. They are alone, then beside requests without a guide,
 then beside the schemas. Each of those requests gets one final answer; one that is whole is validated by
 `jsonschema`. A silence is the time between two pieces of a neighbour's answer: the server may hold tokens for
-60 ms (`streams.coalescing_ms`), and lets a step take 150 (`scheduling.max_step_ms`). Memory is each process's
+60 ms, and lets a step take 150 (`scheduling.max_step_ms`). Memory is each process's
 own, in MiB, after so many schemas.
 """
 

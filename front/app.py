@@ -76,7 +76,7 @@ class App:
     ) -> None:
         """`number`: of this front process."""
         self.health = Health(run_directory, settings.server.http_port, model, client)
-        self._bodies = Bodies(settings.limits.max_prompt_bytes)
+        self._bodies = Bodies()
         self._model = model
         self._client = client
         self._keys = keys

@@ -35,6 +35,7 @@ from python_backends.nouns.step import Evicted, Started, Tokens
 from python_backends.settings import ClusterSettings, StreamSettings
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
+from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 
@@ -79,7 +80,14 @@ def pooled(runs: Sequence[Served]) -> Served:
 class Front:
     """The scheduler model, without clients."""
 
-    def __init__(self, settings: ClusterSettings, agenda: Agenda, hosts: Sequence[Host], count: int) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        agenda: Agenda,
+        hosts: Sequence[Host],
+        count: int,
+        state: ClusterState | None = None,
+    ) -> None:
         self.metrics = Metrics()
         self.last_s = np.zeros(count)  # when the last token of each request arrived
         self._agenda = agenda
@@ -88,7 +96,7 @@ class Front:
         self._router = Router(settings)
         streams = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40)
         self.table = StreamTable(streams, self._now_ns, lambda words: 4, self.metrics, self._router)
-        self._cluster = Cluster(settings, self._router, self.table, self.metrics, agenda.clock)
+        self._cluster = Cluster(settings, self._router, self.table, self.metrics, agenda.clock, state)
         for host in hosts:
             self.ready(host)
 
@@ -220,14 +228,18 @@ class Running:
 
 
 class Simulation:
-    def __init__(self, machine: Machine, settings: ClusterSettings, work: Work) -> None:
+    def __init__(
+        self, machine: Machine, settings: ClusterSettings, work: Work, num_instances: int = 0
+    ) -> None:
+        """`num_instances`: at the beginning; 0: those of the settings."""
+        numbers = frozenset(range(num_instances or settings.instances))
         self._work = work
         self._agenda = agenda = Agenda()
         self._machine = machine
         self._copiers: dict[str, SimulatedCopier] = {}
-        self._hosts = [self._new_host(number) for number in range(settings.instances)]
-        self.running = Running(range(settings.instances))
-        self._front = Front(settings, agenda, self._hosts, len(work))
+        self._hosts = [self._new_host(number) for number in sorted(numbers)]
+        self.running = Running(numbers)
+        self._front = Front(settings, agenda, self._hosts, len(work), ClusterState(numbers))
         self._is_predicted = machine.scheduling.uses_lengths or settings.policy == "ours"
         self._every_s = min(LOOK_S, self._front.balance_every_s)
         self._streams: list[Stream] = []

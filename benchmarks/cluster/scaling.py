@@ -85,15 +85,15 @@ class _Counted:
 
 def _run(point: Point) -> _Counted:
     settings = ClusterSettings(
-        instances=max(1, round((LOAD + 0.3) * point.most_instances)),
+        instances=1,
         policy=setting_of(point.policy),
-        min_instances=1,
         max_instances=point.most_instances,
         scale_up_tokens=point.scale_up_tokens,
         scale_down_tokens=point.scale_down_tokens,
     )
     work = draw_work(point.load, point.count, point.seed)
-    simulation = Simulation(point.machine, settings, work)
+    first = max(1, round((LOAD + 0.3) * point.most_instances))
+    simulation = Simulation(point.machine, settings, work, first)
     served = simulation.run()
     half = point.count // 2
     first_s, last_s = work.due_s[work.num_before + half], work.due_s[-1]

@@ -50,7 +50,6 @@ def settings_of(model: Model, spec: Spec, slo_s: float = 0.1) -> Settings:
             slots=SLOTS,
             kv_memory_gib=KV_GIB,
             threads=spec.threads,
-            steps_ahead=0,
         ),
         scheduling=SchedulingSettings(late_token_ms=slo_s * 1000),
         finetuning=FinetuningSettings(enabled=spec.kind != "serve" or bool(spec.training)),

@@ -109,10 +109,9 @@ class Part:
         self._measured, self.amount = measured, Amount(measured.quick)
         self.pack_tokens = self.amount.pack_tokens
         tokens = max(2 * self.amount.context, self.pack_tokens // BATCH_SIZE)
-        settings = replace(measured, cuda_graphs="off").settings(
+        self._settings = replace(measured, cuda_graphs="off").settings(
             self.amount.most_slots, tokens, 16 * self.amount.context
         )
-        self._settings = replace(settings, engine=replace(settings.engine, steps_ahead=0))
         self._counts: Counts = counted(int(measured.shape["num_hidden_layers"]))
         self._pieces = Pieces()
 

@@ -23,7 +23,6 @@ from benchmarks.migration.report import WAYS, Trial
 from python_backends.settings import ClusterSettings, Settings
 
 SLOTS, TOKEN_BUDGET, KV_GIB = 8, 2048, 6.0
-COPY_SHARE = 0.5  # the time of this part is short
 BACKGROUND = 4  # short requests of each instance
 LENGTHS, QUICK_LENGTHS = (256, 2048), (48,)
 NUM_MOVES, QUICK_MOVES = 6, 3  # with blocks, of each length
@@ -53,7 +52,7 @@ def moves(measured: Measured) -> Iterator[Figure]:
 def settings_of(measured: Measured) -> Settings:
     made = measured.settings(SLOTS, MAX_MODEL_TOKENS, TOKEN_BUDGET)
     engine = replace(made.engine, kind="torch", kv_memory_gib=min(KV_GIB, measured.kv_gib))
-    cluster = ClusterSettings(instances=len(INSTANCES), copy_share=COPY_SHARE)
+    cluster = ClusterSettings(instances=len(INSTANCES))
     return replace(made, engine=engine, cluster=cluster)
 
 

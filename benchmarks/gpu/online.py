@@ -23,7 +23,7 @@ from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.models import text_of
 from benchmarks.common.work import Job, Timing, Work
-from benchmarks.gpu.model import Measured
+from benchmarks.gpu.model import STEPS_AHEAD, Measured
 from benchmarks.gpu.report import Figure, LeftOutError
 from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from python_backends.instance.build import build
@@ -65,7 +65,7 @@ def online(measured: Measured) -> Iterator[Figure]:
             jobs, due_s = work_of(measured, shape, paced)
             clients = Clients(requests_of(jobs), due_s)
             scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)  # a new one, so that no prefix is found
-            instance = Instance(scheduler, engine, clients, lambda _: None, settings.steps_ahead)
+            instance = Instance(scheduler, engine, clients, lambda _: None, STEPS_AHEAD)
             while not clients.is_done:
                 instance.turn()
             yield from figures("online, in process", measured, shape, paced, clients.timings)

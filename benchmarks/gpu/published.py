@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 from benchmarks.common.clients import Clients
 from benchmarks.common.http_streams import Event, HttpStreams
 from benchmarks.common.work import Job, Timing, Work
-from benchmarks.gpu.model import Measured
+from benchmarks.gpu.model import STEPS_AHEAD, Measured
 from benchmarks.gpu.online import PAGE_TOKENS, RATE, Served
 from benchmarks.gpu.report import Figure, LeftOutError
 from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
@@ -134,7 +134,6 @@ def settings_of(measured: Measured, amount: Amount, dtype: str) -> Settings:
             slots=amount.slots,
             token_budget=amount.token_budget,
             kv_memory_gib=amount.kv_gib,
-            steps_ahead=1,
             cuda_graphs=measured.cuda_graphs,
         ),
     )
@@ -143,7 +142,8 @@ def settings_of(measured: Measured, amount: Amount, dtype: str) -> Settings:
 def run(amount: Amount, engine: Engine, requests: Sequence[Request]) -> list[Timing]:
     """All at once, with a scheduler of their own, so that no prefix is found."""
     clients = Clients(requests, [0.0] * len(requests))
-    instance = Instance(SlotScheduler(engine.limits, amount.token_budget), engine, clients, lambda _: None, 1)
+    scheduler = SlotScheduler(engine.limits, amount.token_budget)
+    instance = Instance(scheduler, engine, clients, lambda _: None, STEPS_AHEAD)
     while not clients.is_done:
         instance.turn()
     return clients.timings

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.recorded_engine import RecordedEngine
-from benchmarks.gpu.model import Measured
+from benchmarks.gpu.model import STEPS_AHEAD, Measured
 from benchmarks.gpu.report import Figure
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.instance.build import build
@@ -89,7 +89,7 @@ def gap(measured: Measured) -> Iterator[Figure]:
         recorded,
         Clients(requests_of(jobs), [0.0] * len(jobs)),
         lambda _: None,
-        settings.steps_ahead,
+        STEPS_AHEAD,
     )
     while len(recorded.outputs) < num_steps:
         instance.turn()

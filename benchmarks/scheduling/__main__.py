@@ -139,7 +139,7 @@ class Bench:
         self.asked = asked
         self.num_prompts = QUICK_POOL if asked.quick else POOL
         self.pool = read_pool(self.num_prompts)
-        self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
+        self.scheduling = SchedulingSettings(ttft_s=asked.ttft)
         model = ModelSettings(dtype="float32", max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(
             kind="torch", slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS
@@ -295,9 +295,6 @@ def arguments() -> argparse.Namespace:
         type=float,
         default=0.0,
         help="seconds: the limit of goodput; 0: twice a step with all slots",
-    )
-    parser.add_argument(
-        "--max-passed-over", type=float, default=10.0, help="seconds: scheduling.max_passed_over_s"
     )
     parser.add_argument(
         "--step-time", default="", metavar="S,S,S,S,S", help=f"of the simulated engine: {', '.join(FEATURES)}"

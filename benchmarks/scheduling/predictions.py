@@ -56,11 +56,11 @@ class ServedPredictor:
 def _serve(theirs: Connection, directory: Path) -> None:
     """The predictor's process. Sends an empty list when the encoder is loaded."""
     from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
-    from python_backends.prediction.predictor import Budget, Predictor
+    from python_backends.prediction.predictor import PROCESSOR_SHARE, Budget, Predictor
 
     stand_back()
     settings = PredictionSettings(encoder=PACKAGED)
-    budget = Budget(settings.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
+    budget = Budget(PROCESSOR_SHARE * len(os.sched_getaffinity(0)), time.monotonic)
     predictor = Predictor(settings, directory, lambda: SentenceEncoder(settings.encoder), budget)
     while not any(answer.version for answer in predictor.answer([Subject("", "", 0)])):
         time.sleep(0.2)

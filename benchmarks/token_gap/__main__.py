@@ -7,7 +7,7 @@ after the other.
 inline: one process; the loop tokenizes prompts and detokenizes answers, and sends all slots to the engine
 again at every step (`ResendingScheduler`). processes: another process handles texts. slots: static slots, of
 which only changes are sent. async: the next step is launched before the tokens of the running one are read.
-The loop is the instance's own with another scheduler, `engine.steps_ahead` or link; requests wait all the
+The loop is the instance's own with another scheduler, steps ahead or link; requests wait all the
 time. `replay` is the loop's tokens per second / those of the same plans run again with no scheduler. With
 `--threads 1` on two processors the loop has one of its own, as it has with a GPU; if the engine uses all of
 them, `async` can only move the loop's work, not hide it. Host time by itself: `host_time`.

@@ -10,7 +10,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def prepare(directory: Path) -> None:
     make_tokenizer(directory)
 
 
-def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: int) -> Settings:
+def settings_of(directory: Path, engine: str, threads: int, slots: int) -> Settings:
     model = ModelSettings(
         directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS
     )
@@ -223,8 +223,8 @@ def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: in
         slots=slots,
         block_tokens=BLOCK_TOKENS,
         token_budget=TOKEN_BUDGET,
+        kv_blocks=slots * BLOCKS_A_SLOT,
     )
-    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
     return Settings(model=model, engine=chosen)
 
 
@@ -233,7 +233,7 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
     loop.
     """
     num_steps += WARM_UP_STEPS
-    settings = settings_of(directory, engine_name, threads, mode, slots)
+    settings, ahead = settings_of(directory, engine_name, threads, slots), int(mode == "async")
     scheduler, engine = build(settings)
     if mode in ("inline", "processes"):
         scheduler = ResendingScheduler(scheduler.limits, TOKEN_BUDGET, settings.scheduling)
@@ -244,15 +244,10 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
             link = InlineLink(Texts(directory, num_steps), open_requests)
         else:
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
-        _loop(
-            Instance(scheduler, recorded, link, lambda _: None, settings.steps_ahead),
-            recorded,
-            slots,
-            num_steps,
-        )
+        _loop(Instance(scheduler, recorded, link, lambda _: None, ahead), recorded, slots, num_steps)
         link.close()
         recorded.inside = sorted(recorded.inside + link.waits)
-    recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans[:num_steps], settings.steps_ahead)
+    recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans[:num_steps], ahead)
     engine.close()
     return recorded
 

@@ -83,9 +83,6 @@ def _check_options(settings: Settings, asked: argparse.Namespace, name: str) -> 
         raise ValueError(f"--learning-rate {asked.learning_rate:g}: must be above 0 and at most 1")
     if not NAME.fullmatch(name):
         raise ValueError(f"--name {name!r}: at most 128 letters, digits and . _ : -, the first no sign")
-    if settings.adapters.directory and asked.rank is not None and asked.rank > settings.adapters.max_rank:
-        most = settings.adapters.max_rank
-        raise ValueError(f"--rank {asked.rank}: must be at most adapters.max_rank = {most}")
     if asked.steps is not None and not 1 <= asked.steps <= MOST_STEPS:
         raise ValueError(f"--steps {asked.steps}: must be at least 1 and at most {MOST_STEPS}")
 

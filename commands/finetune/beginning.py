@@ -27,9 +27,8 @@ def beginning(settings: Settings, asked: argparse.Namespace) -> tuple[AdapterSha
     from python_backends.engine.torch.adapters.beginning import read_beginning  # brings torch along
 
     adapters = settings.adapters_directory
-    max_rank = LIMITS["rank"][1] if adapters is None else settings.adapters.max_rank
     try:
-        found = read_beginning(settings, place(asked.start, adapters), int(max_rank))
+        found = read_beginning(settings, place(asked.start, adapters))
     except BadAdapterError as error:
         raise ValueError(f"--from {asked.start}: {error}") from error
     (least, most), alpha = LIMITS["alpha"], found.shape.alpha

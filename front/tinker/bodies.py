@@ -94,16 +94,16 @@ def step_of(ask: StepAsk) -> asks.Step:
     return asks.Step(given.learning_rate, betas, given.eps, given.weight_decay, given.grad_clip_norm)
 
 
-def check_model(ask: ModelAsk, names: tuple[str, ...], most_rank: int) -> None:
+def check_model(ask: ModelAsk, names: tuple[str, ...]) -> None:
     """Raises ProblemError."""
     if ask.base_model not in names:
         said = f"base_model = {ask.base_model[:64]!r}: must be {' or '.join(names)}"
         raise ProblemError(404, said, "model_not_found", "base_model")
-    lora, (least, most) = ask.lora_config, LIMITS["seed"]
-    if not 1 <= lora.rank <= most_rank:
-        raise refused("lora_config.rank", f" = {lora.rank}: must be between 1 and {most_rank}")
-    if lora.seed is not None and not least <= lora.seed <= most:
-        raise refused("lora_config.seed", f" = {lora.seed}: must be between {least} and {most}")
+    lora = ask.lora_config
+    for name in ("rank", "seed"):
+        (least, most), value = LIMITS[name], getattr(lora, name)
+        if value is not None and not least <= value <= most:
+            raise refused(f"lora_config.{name}", f" = {value}: must be between {least} and {most}")
     if not (lora.train_mlp or lora.train_attn):
         said = ": train_mlp or train_attn must be true: the head gets no adapter here"
         raise refused("lora_config", said, UNSUPPORTED)

@@ -102,7 +102,7 @@ class TinkerRoutes:
 
     async def _create_model(self, request: Request) -> Response:
         ask = await self._read(request, asked.ModelAsk)
-        asked.check_model(ask, self._model.names, self._settings.adapters.max_rank)
+        asked.check_model(ask, self._model.names)
         session = self.sessions.find(ask.session_id)
         name = f"{session.id}:train:{ask.model_seq_id}"
         if name not in session.models:

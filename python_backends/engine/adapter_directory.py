@@ -10,6 +10,7 @@ from pathlib import Path
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+MAX_RANK = 256  # of an adapter: those of PEFT's users have 4 to 128
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 

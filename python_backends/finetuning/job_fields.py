@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from python_backends.engine.adapter_directory import NAME
+from python_backends.engine.adapter_directory import MAX_RANK, NAME
 from python_backends.nouns.load import JOB_STATUSES
 
 LIMITS = {
-    "rank": (1, 256),
+    "rank": (1, MAX_RANK),
     "alpha": (1e-3, 1e4),
     "epochs": (1, 10_000),
     "batch_size": (1, 4096),

@@ -87,7 +87,7 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     endpoint = BlocksWire.endpoint_in(run_directory, number) if network is None else network.own_endpoint
     keys = None if network is None else network.keys
     wire = BlocksWire(endpoint, engine.kv_format, engine.block_bytes, keys)
-    return Copier(wire, engine, cluster.copy_share)
+    return Copier(wire, engine)
 
 
 def build_training(
@@ -127,9 +127,9 @@ def _refusal(settings: Settings) -> str:
             return f"model.directory = '{settings.model_directory}': mixtures of experts are not trained"
     return (
         f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}', model.weights ="
-        f" '{settings.model.weights}', engine.steps_ahead = {settings.steps_ahead}, engine.cuda_graphs ="
-        f" '{settings.engine.cuda_graphs}': {TRAINS}. End the server and start it with\n  {SERVE}\nor train"
-        " without one: add --alone to submit (with make: ARGS=--alone)"
+        f" '{settings.model.weights}', engine.cuda_graphs = '{settings.engine.cuda_graphs}': {TRAINS}. End"
+        f" the server and start it with\n  {SERVE}\nor train without one: add --alone to submit (with make:"
+        " ARGS=--alone)"
     )
 
 

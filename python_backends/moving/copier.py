@@ -25,6 +25,7 @@ MAX_CHUNK_BYTES = 16 << 20
 FADING = 0.2  # weight of the latest chunk in what a block takes
 COPIES = 3  # a block is read, sent and written; each takes about as long
 LOOK_S = 1.0  # a copier without work wakes this often
+SHARE = 0.05  # of the time, at most: a move may take long, because its request runs on meanwhile
 
 
 class Copier:
@@ -36,7 +37,7 @@ class Copier:
         self,
         wire: BlocksWire,
         engine: ExportsBlocks,
-        share: float,
+        share: float = SHARE,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:

@@ -32,6 +32,8 @@ from python_backends.settings.sections.prediction import NO_ENCODER
 log = logging.getLogger("gapless.length_predictor")
 
 LOOK_EVERY_S = 3.0
+ENCODER_FROM = 200  # logged answers: a server that is only tried never loads the encoder's 400 MB
+PROCESSOR_SHARE = 0.03  # of the machine's, and at most one of them, for encoding; the rest is the requests'
 MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # remembered embeddings, 1.5 KB each with the default encoder
 FIRST_COST_S = 0.02  # assumed cost of encoding a text, until it is measured
 MAX_SAVED_S = 2.0  # seconds of idle time whose budget may be spent at once
@@ -70,13 +72,17 @@ class Predictor:
         load: Callable[[], Encoder],
         budget: Budget,
         clock: Callable[[], float] = time.monotonic,
+        encoder_from: int = ENCODER_FROM,
     ) -> None:
-        """`load` returns the encoder; it is called in another thread, and may raise."""
+        """`load` returns the encoder; it is called in another thread when so many answers are logged, and may
+        raise.
+        """
         self._settings = settings
         self._directory = directory
         self._load = load
         self._budget = budget
         self._clock = clock
+        self._encoder_from = encoder_from
         self._looked_s = float("-inf")
         self._log: RequestLog | None = None
         self._last_id = -1
@@ -191,7 +197,7 @@ class Predictor:
             return
         self._last_id = self._log.last_id()
         self._history = AnswerHistory(self._log.recent())
-        if self._log.num_answers() >= self._settings.encoder_from:
+        if self._log.num_answers() >= self._encoder_from:
             self._start_loading()
 
     def _look_at_versions(self) -> None:
@@ -202,8 +208,7 @@ class Predictor:
         self._start_loading()
 
     def _start_loading(self) -> None:
-        wanted = self._settings.encoder != NO_ENCODER and self._settings.processor_share > 0
-        if self._loading is None and wanted:
+        if self._loading is None and self._settings.encoder != NO_ENCODER:
             self._loading = threading.Thread(target=self._load_encoder, name="encoder", daemon=True)
             self._loading.start()
 

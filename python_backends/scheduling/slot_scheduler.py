@@ -91,7 +91,7 @@ class SlotScheduler:
         self._booking = Booking(self.slots)
         self.num_evictions = 0
         self._clock = clock
-        bound, bound_clock = settings.max_passed_over_s, clock
+        bound, bound_clock = self.policy.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
             bound, bound_clock = self.policy.max_passed_over_steps, lambda: self._plans.num_steps
         self._waiting = WaitingList(

@@ -67,9 +67,10 @@ class Settings:
 
     @property
     def steps_ahead(self) -> int:
-        """Steps that are launched before the oldest is read."""
-        chosen = self.engine.steps_ahead
-        return chosen if chosen >= 0 else int(self.model.device != "cpu")
+        """Steps that are launched before the tokens of the running one are read: one on a GPU. On a CPU
+        planning would take processors from the engine, and training stands between the steps.
+        """
+        return int(self.model.device != "cpu" and self.engine.cuda_graphs != "off")
 
     @property
     def model_directory(self) -> Path:

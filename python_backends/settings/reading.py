@@ -25,10 +25,10 @@ from python_backends.settings.folders import FILE, IS_INSTALLED, configuration
 from python_backends.settings.setting import Allowed, SettingsError, allowed
 
 RENAMED = {
+    "cluster.min_instances": "cluster.instances",
     "engine.fused_layers": "engine.cpp_layers",
     "finetuning.tpot_ms": "scheduling.late_token_ms",
     "tensorrt_llm.adapters": "adapters.directory",
-    "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
 GONE = {("engine.kind", "openvino"): "auto"}  # a value, and what to write now
 PATHS = {

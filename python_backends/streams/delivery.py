@@ -10,7 +10,6 @@ from collections.abc import Sized
 from itertools import islice
 
 from python_backends.nouns.request import Finish
-from python_backends.settings import StreamSettings
 from python_backends.streams.stream import Stream
 from python_backends.streams.unconfirmed import Unconfirmed
 
@@ -22,6 +21,7 @@ SENDER_LOAD = 0.0075  # of the machine's processors: what sending may take befor
 ADJUST_EVERY_S = 0.1
 SHRINKING = 2.0
 FIRST_STEP_S = 0.010
+MOST_HELD_S = 0.060  # readers get text 14 times a second; 0.040 would cost 2 to 3 % of the tokens
 PROBE_SHARE = 4
 PROBE_NS = 250 * MS  # a client that has left is noticed so soon, and a probe costs as much as a window
 PROBE_SPACING_NS = MS
@@ -46,7 +46,7 @@ class Delivery:
     5. Held tokens are due `interval_s` after the first of them came. Each window takes half a millisecond of
        a processor on its way through the server, and a CPU engine computes on the same processors. So every
        ADJUST_EVERY_S the interval grows by as much as sending takes more than SENDER_LOAD of the time, from
-       FIRST_STEP_S up to `coalescing_ms`, which no reader notices. It shrinks by SHRINKING, below
+       FIRST_STEP_S up to MOST_HELD_S, which no reader notices. It shrinks by SHRINKING, below
        FIRST_STEP_S to nothing, when sending takes a SHRINKING-th of that: a lone stream gets every token at
        once.
     6. A stream that has sent nothing for PROBE_NS, and for PROBE_SPACING_NS times the number of streams, is
@@ -58,14 +58,12 @@ class Delivery:
 
     def __init__(
         self,
-        settings: StreamSettings,
         unconfirmed: Unconfirmed,
         open_streams: Sized,
         now_ns: int,
         num_processors: int = 1,
     ) -> None:
         self.interval_s = 0.0
-        self._settings = settings
         self._num_processors = num_processors
         self._unconfirmed = unconfirmed
         self._open_streams = open_streams
@@ -90,7 +88,7 @@ class Delivery:
         wanted_s = SENDER_LOAD * self._num_processors * elapsed_s
         if busy_s > wanted_s:
             grown_s = max(FIRST_STEP_S, self.interval_s) * busy_s / wanted_s
-            self.interval_s = min(self._settings.coalescing_ms / 1000, grown_s)
+            self.interval_s = min(MOST_HELD_S, grown_s)
         elif busy_s < wanted_s / SHRINKING:
             self.interval_s = self.interval_s / SHRINKING if self.interval_s > FIRST_STEP_S else 0.0
 

@@ -5,7 +5,7 @@ anything is learned; and again from hidden states, where the engine gives them: 
 at the stages that its answer reaches.
 
 Where an encoder is named, the length predictor is asked as well, when its answer can be used: while requests
-compete for slots or memory (`ask_all`). Otherwise one request every `sample_every_s` is asked for, whichever
+compete for slots or memory (`ask_all`). Otherwise one request every SAMPLE_EVERY_S is asked for, whichever
 comes next, so that there is something to learn from. A length that is known from a state is not asked for any
 more.
 
@@ -47,6 +47,7 @@ WHILE_WRITTEN = "gapless_length_error_while_written_tokens"
 MEDIAN = QUANTILE_LEVELS.index(0.5)
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
+SAMPLE_EVERY_S = 5.0  # while none competes: the 100 answers that a forest needs in eight minutes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ class Predictions:
         self,
         metrics: Metrics,
         keep_prompts: bool,
-        sample_every_s: float,
+        sample_every_s: float = SAMPLE_EVERY_S,
         asks: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

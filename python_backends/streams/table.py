@@ -60,7 +60,7 @@ class StreamTable:
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._ready = ReadyQueue()
         self._unconfirmed = Unconfirmed()
-        self.delivery = Delivery(settings, self._unconfirmed, self._streams, clock(), num_processors)
+        self.delivery = Delivery(self._unconfirmed, self._streams, clock(), num_processors)
         self.submissions = Submissions(dispatcher or OnlyInstance())  # moves change these too
         self._ended: list[Stream] = []
 

@@ -21,7 +21,7 @@ from python_backends.nouns.messages import LengthAnswer, reader
 from python_backends.nouns.request import Subject
 from python_backends.prediction.encoder import SentenceEncoder
 from python_backends.prediction.place import directory_of
-from python_backends.prediction.predictor import Budget, Predictor
+from python_backends.prediction.predictor import PROCESSOR_SHARE, Budget, Predictor
 from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
 from python_backends.triton_models.tensors import (
     REFUSED,
@@ -44,7 +44,7 @@ class TritonPythonModel:
         stand_back()
         settings = effective_settings()
         asked = settings.prediction
-        budget = Budget(asked.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
+        budget = Budget(PROCESSOR_SHARE * len(os.sched_getaffinity(0)), time.monotonic)
         self._blobs = Blobs()
         self._predictor = Predictor(
             asked, directory_of(settings), lambda: SentenceEncoder(asked.encoder), budget

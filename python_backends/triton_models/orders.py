@@ -89,7 +89,7 @@ class Orders:
             cluster.scaling.scale(None)
             if not settings.follows_load:
                 return f"there will be {settings.instances} instances (cluster.instances)"
-            bounds = f"{max(1, settings.min_instances)} to {settings.max_instances}"
+            bounds = f"{settings.instances} to {settings.max_instances}"
             return f"there will be {bounds} instances, as the load says"
         if not 1 <= number <= settings.most_instances:
             limit = "cluster.max_instances" if settings.follows_load else "cluster.instances"

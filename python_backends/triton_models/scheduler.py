@@ -102,10 +102,7 @@ class TritonPythonModel:
         }
         self._spans = _spans(trace_url)
         self._predictions = Predictions(
-            self._metrics,
-            everything.prediction.keep_prompts,
-            everything.prediction.sample_every_s,
-            asks=everything.encodes_texts,
+            self._metrics, everything.prediction.keep_prompts, asks=everything.encodes_texts
         )
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.encodes_texts else None
         self._learned = Regressions(partial(directory_of, everything))

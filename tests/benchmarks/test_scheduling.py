@@ -4,7 +4,7 @@ the scheduler's own code by a virtual clock.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from benchmarks.scheduling.requests import MAX_TOKENS, Pool, Source
 from benchmarks.scheduling.runs import Machine, Served, Steps, Work, simulate
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import StepPlan
+from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 
@@ -57,16 +58,16 @@ def pool_of(prompts: NDArray[np.int64], lengths: NDArray[np.int64], quantiles: N
     )
 
 
-def run(policy: str, work: Work, **settings: Any) -> Served:
-    return simulate(LIMITS, SchedulingSettings(policy, **settings), work, MACHINE)
+def run(policy: str, work: Work) -> Served:
+    return simulate(LIMITS, SchedulingSettings(policy), work, MACHINE)
 
 
-def rows(pool: Pool, load: float, cv: float, **settings: Any) -> dict[str, Row]:
-    most = capacity(lambda policy, work: run(policy, work, **settings), pool, 200, SLOTS)
+def rows(pool: Pool, load: float, cv: float) -> dict[str, Row]:
+    most = capacity(run, pool, 200, SLOTS)
     work = open_work(pool, most * load, cv, seconds=25.0, seed=2)
     oracle = Work(pool, work.due_s, work.places, source=Source.TRUTH)
-    served = {policy: run(policy, work, **settings) for policy in ("fcfs", "ours")}
-    served["oracle"] = run("ours", oracle, **settings)
+    served = {policy: run(policy, work) for policy in ("fcfs", "ours")}
+    served["oracle"] = run("ours", oracle)
     return {policy: row_of(policy, load, cv, each, TTFT_S, TPOT_S) for policy, each in served.items()}
 
 
@@ -82,8 +83,9 @@ def test_where_memory_is_scarce_predicted_lengths_double_the_goodput_and_no_tail
     assert ours.p99_ttft_s <= 1.1 * fcfs.p99_ttft_s
 
 
-def test_nobody_is_passed_over_for_longer_than_the_bound(pool: Pool) -> None:
-    ours = rows(pool, 1.5, 1.0, max_passed_over_s=3.0)["ours"]
+def test_nobody_is_passed_over_for_longer_than_the_bound(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "ours", replace(POLICIES["ours"], max_passed_over_s=3.0))
+    ours = rows(pool, 1.5, 1.0)["ours"]
     assert 2.0 < ours.max_passed_over <= 3.0
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.model.weights import take_layers
 from python_backends.engine.protocol import BadAdapterError
-from python_backends.engine.torch.adapters import peft_files
+from python_backends.engine.torch.adapters import modules, peft_files
 from python_backends.engine.torch.adapters.factors import AdaptedModel, adapted_model
 from python_backends.engine.torch.adapters.modules import modules_of, names_of
 from python_backends.nouns.training import AdapterShape
@@ -42,7 +42,7 @@ def transformed(name: str) -> Any:
 
 
 def adapted(model: Any) -> AdaptedModel:
-    return adapted_model(facts_from(model), 64, torch.float32, torch.device("cpu"))
+    return adapted_model(facts_from(model), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
@@ -151,7 +151,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another start": (_config(init_lora_weights="pissa"), "init_lora_weights = 'pissa'"),
     "no rank": (_config(r=0), "r = 0: must be a whole number of at least 1"),
     "another rank": (_config(r=5), "must be [5, 64]"),
-    "too large a rank": (_config(r=100), "rank 100 of model.layers.0.self_attn.q_proj: must be at most 64"),
+    "too large a rank": (_config(r=257), "rank 257 of model.layers.0.self_attn.q_proj: must be at most 256"),
     "a rank of 400 digits": (_config(r=10**400), "must be a whole number of at least 1"),
     "an alpha of 400 digits": (_config(lora_alpha=10**400), "must be a finite number"),
     "alpha is not a number": (_config(lora_alpha=float("nan")), "lora_alpha = nan: must be a finite number"),
@@ -254,12 +254,14 @@ def test_links_lead_to_nothing_outside(good: Path, tmp_path: Path) -> None:
             peft_files.read(tmp_path / "root" / name, tmp_path / "root", MOST_BYTES)
 
 
-def test_weights_are_read_up_to_what_the_largest_rank_allows(good: Path) -> None:
-    model = transformed("llama_grouped")
-    assert peft_files.read(good, good.parent, adapted(model).most_bytes)
-    small = adapted_model(facts_from(model), 1, torch.float32, torch.device("cpu"))
-    size = (good / WEIGHTS).stat().st_size
-    assert size < small.most_bytes < adapted(model).most_bytes
+def test_weights_are_read_up_to_what_the_largest_rank_allows(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapted(transformed("llama_grouped"))
+    most_bytes, size = model.most_bytes, (good / WEIGHTS).stat().st_size
+    assert peft_files.read(good, good.parent, most_bytes)
+    monkeypatch.setattr(modules, "MAX_RANK", 1)
+    assert size < model.most_bytes < most_bytes
     with pytest.raises(BadAdapterError, match=f"it has {size} bytes: must be at most {size - 1}"):
         peft_files.read(good, good.parent, size - 1)
 

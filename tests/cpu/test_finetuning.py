@@ -232,7 +232,7 @@ def test_a_job_goes_on_from_an_adapter_of_peft(one: TinyModel, tmp_path: Path) -
     directory = save_adapter(one.model, tmp_path / "peft", rank=4)
     config = json.loads((directory / CONFIG).read_text()) | {"use_rslora": True, "lora_alpha": 6}
     (directory / CONFIG).write_text(json.dumps(config))
-    found = read_beginning(settings(one), directory, 64)
+    found = read_beginning(settings(one), directory)
     assert (found.shape.rank, found.shape.scale, set(found.shape.modules)) == (4, 3.0, set(MODULES))
     job = new_job(tmp_path, steps=1, learning_rate=1e-9)
     options = job.options | {"from": str(directory), "alpha": found.shape.alpha}
@@ -256,14 +256,13 @@ def test_an_adapter_that_can_not_be_trained_further_is_refused_with_the_reason(
     shutil.copytree(good, cut)
     tensors = {key: each for key, each in load_file(good / WEIGHTS).items() if "layers.1.mlp" not in key}
     save_file(tensors, cut / WEIGHTS)
-    for directory, max_rank, says in (
-        (several, 64, "its modules differ"),
-        (cut, 64, "layers.1.mlp.*training adapts a module in all layers"),
-        (good, 3, "rank 4 of .* must be at most 3"),
-        (tmp_path, 64, "adapter_config.json"),
+    for directory, says in (
+        (several, "its modules differ"),
+        (cut, "layers.1.mlp.*training adapts a module in all layers"),
+        (tmp_path, "adapter_config.json"),
     ):
         with pytest.raises(BadAdapterError, match=says):
-            read_beginning(settings(one), directory, max_rank)
+            read_beginning(settings(one), directory)
 
 
 def test_a_cancelled_job_ends_and_another_process_may_not_train_it_meanwhile(

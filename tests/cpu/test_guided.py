@@ -28,13 +28,13 @@ from tests.support.tiny_models import Serving, TinyModel, random_requests
 PERSON = SCHEMAS["person"]
 KINDS: dict[str, tuple[Callable[[TinyModel, dict[str, Any]], Engine], int]] = {
     "torch": (lambda tiny, options: tiny.engine(**options), 0),
-    "torch, ahead": (lambda tiny, options: tiny.engine(steps_ahead=1, **options), 1),
+    "torch, ahead": (lambda tiny, options: tiny.engine(**options), 1),
     "torch, fixed shapes": (lambda tiny, options: tiny.engine(cuda_graphs="eager", **options), 1),
 }
 if library() is not None:
     KINDS |= {
         "layers": (lambda tiny, options: tiny.layers_engine(**options), 0),
-        "layers, ahead": (lambda tiny, options: tiny.layers_engine(steps_ahead=1, **options), 1),
+        "layers, ahead": (lambda tiny, options: tiny.layers_engine(**options), 1),
     }
 GUIDES = guides()  # compiled once
 

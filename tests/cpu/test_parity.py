@@ -104,7 +104,7 @@ def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_s
     prompt if it has begun, or while the step that computes it is under way.
     """
     requests = alike(5, seed=6)
-    serving = Serving(served.engine(steps_ahead=steps_ahead), token_budget, ahead=steps_ahead)
+    serving = Serving(served.engine(), token_budget, ahead=steps_ahead)
     answers = serving.run(requests)
     assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * 96
     served.check(requests, answers)
@@ -125,7 +125,7 @@ def test_a_whole_conversation_is_found_again(one: TinyModel) -> None:
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_cancelled_requests_leave_no_trace_in_their_slots(served: Served, steps_ahead: int) -> None:
     requests = random_requests(12, seed=4)
-    serving = Serving(served.engine(slots=3, steps_ahead=steps_ahead))
+    serving = Serving(served.engine(slots=3), ahead=steps_ahead)
     for request in requests:
         serving.submit(request)
     for request in requests[::2]:
@@ -163,7 +163,7 @@ def test_steps_launched_ahead_of_a_stop_change_nothing(served: Served, ahead: in
     """
     model = served.model
     requests = [_stopping(model, request, 5 + request.request_id) for request in random_requests(12, seed=7)]
-    serving = Serving(served.engine(slots=3, steps_ahead=ahead), ahead=ahead)
+    serving = Serving(served.engine(slots=3), ahead=ahead)
     answers = serving.run(requests)
     for request in requests:
         expected, _ = model.reference(request.prompt, 50)

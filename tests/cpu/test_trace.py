@@ -18,9 +18,7 @@ from tests.support.toy_engine import TOY
 
 
 def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None:
-    scheduler, running = build(
-        Settings(engine=EngineSettings(kind=TOY, slots=2, steps_ahead=1, options="step_ms=2"))
-    )
+    scheduler, running = build(Settings(engine=EngineSettings(kind=TOY, slots=2, options="step_ms=2")))
     link = Link([[submit(0, 4, max_tokens=30)]])
     instance = Instance(scheduler, running, link, lambda _: None, 1)
     plain = instance.scheduler, instance.engine, instance.link

@@ -20,12 +20,10 @@ from client.errors import GaplessError
 from tests.support.composed import ROOT, Composed
 from tests.support.server.serving import wait_for
 
-QUICKLY = {
-    "encoder": "packaged",
-    "encoder_from": 20,
-    "processor_share": 1,
-    "sample_every_s": 0,
-    "relearn_s": 5,
+QUICKLY = {  # with few slots requests compete, so that every one is encoded
+    "prediction.encoder": "packaged",
+    "prediction.relearn_s": 5,
+    "engine.slots": 4,
 }
 LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
 TASKS = [json.loads(line)["messages"] for line in LINES]
@@ -39,7 +37,7 @@ print(sqlite3.connect(sys.argv[1]).execute("SELECT count(*) FROM answers").fetch
 def learning(composed: Composed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     """A project of its own that learns within seconds; the image is that of all tests here."""
     model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("learning") / "model"))
-    arguments = " ".join(f"--set prediction.{name}={value}" for name, value in QUICKLY.items())
+    arguments = " ".join(f"--set {name}={value}" for name, value in QUICKLY.items())
     project = Composed(f"gapless-learning-{os.getpid()}", model, arguments)
     project.up()
     yield project

@@ -7,6 +7,7 @@ from operator import attrgetter
 import numpy as np
 import pytest
 
+from python_backends.cluster import autoscaler
 from python_backends.cluster.autoscaler import Autoscaler, average_freeness, fewest_requests
 from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
@@ -38,7 +39,7 @@ class Watched:
 
     def __init__(self, **settings: float) -> None:
         self.now_s = 0.0
-        chosen = ClusterSettings(**{"max_instances": 4, "scale_every_s": 10.0, **settings})  # type: ignore[arg-type]
+        chosen = ClusterSettings(**{"max_instances": 4, **settings})  # type: ignore[arg-type]
         self.autoscaler = Autoscaler(chosen, FREENESS, lambda: self.now_s)
 
     def look(self, *loads: Load, is_changing: bool = False) -> int:
@@ -114,8 +115,8 @@ def test_an_average_that_comes_back_in_time_changes_nothing() -> None:
 def test_the_number_stays_within_its_bounds() -> None:
     assert Watched(max_instances=2).watch(100, FULL, FULL) == []
     assert Watched().watch(100, IDLE) == [], "at least one"
-    assert Watched(instances=2, min_instances=2).watch(100, IDLE, IDLE) == []
-    assert Watched(instances=2, min_instances=2).watch(0.1, IDLE) == [1], "an order had left fewer"
+    assert Watched(instances=2).watch(100, IDLE, IDLE) == []
+    assert Watched(instances=2).watch(0.1, IDLE) == [1], "an order had left fewer"
 
 
 def test_nothing_changes_while_an_instance_is_started_or_emptied_and_then_the_time_counts_from_zero() -> None:
@@ -282,8 +283,9 @@ def test_another_scheduler_model_goes_on_with_the_instances_of_the_last_one() ->
     assert instances.numbers() == {0, 1, 2}
 
 
-def test_the_load_starts_and_ends_instances_one_at_a_time() -> None:
-    instances = Instances(max_instances=3, scale_every_s=1)
+def test_the_load_starts_and_ends_instances_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "CHANGE_AFTER_S", 1.0)
+    instances = Instances(max_instances=3)
     instances.router.heard(InstanceLoad(0, LIMITS, FULL))
     for _ in range(40):
         instances.look()

@@ -9,7 +9,6 @@ from collections import deque
 import pytest
 
 from python_backends.nouns.request import Feedback, Finish, Idle
-from python_backends.settings import StreamSettings
 from python_backends.streams import delivery
 from python_backends.streams.delivery import Delivery
 from python_backends.streams.unconfirmed import Unconfirmed
@@ -38,7 +37,8 @@ def test_many_waiting_streams_are_probed_less_often() -> None:
 
 def test_tokens_are_put_together_only_while_the_sender_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "SENDER_LOAD", 0.1)
-    busy = Delivery(StreamSettings(coalescing_ms=40.0), Unconfirmed(), {}, now_ns=0)
+    monkeypatch.setattr(delivery, "MOST_HELD_S", 0.040)
+    busy = Delivery(Unconfirmed(), {}, now_ns=0)
     intervals_s = []
     for busy_s, now_s in (
         *((0.001, 0.125), (0.020, 0.1875), (0.005, 0.25), (0.06, 0.375), (0.06, 0.5)),

@@ -39,7 +39,7 @@ def served(
     num_ends: int,
     scheduler: type[SlotScheduler] = SlotScheduler,
 ) -> Link:
-    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16)
     model = ModelSettings(directory=str(ROOT / "models/bundled"))
     built, running = build(Settings(model=model, engine=engine))
     link = Link(inbox)
@@ -138,7 +138,7 @@ class Prewarming(SpareWork):
 
 def test_work_before_a_step_is_no_gap_between_steps() -> None:
     """And it gets no time before a step with a prompt."""
-    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16, steps_ahead=0)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16)
     scheduler, running = build(
         Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine)
     )
@@ -217,7 +217,7 @@ def test_the_lead_is_what_launches_of_that_kind_took_and_a_little_more() -> None
 
 def test_the_loop_learns_how_long_its_launches_take() -> None:
     """An engine whose launch takes 5 ms of the host: never less is kept for it."""
-    engine = EngineSettings(kind=TOY, slots=2, block_tokens=4, steps_ahead=1)
+    engine = EngineSettings(kind=TOY, slots=2, block_tokens=4)
     scheduler, toy = build(Settings(engine=engine))
     launch = toy.launch
 
@@ -312,7 +312,7 @@ def gaps_of(link: Link) -> tuple[int, float]:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(steps_ahead: int) -> None:
-    engine = EngineSettings(kind=TOY, slots=1, steps_ahead=steps_ahead, options="step_ms=5")
+    engine = EngineSettings(kind=TOY, slots=1, options="step_ms=5")
     scheduler, running = build(Settings(engine=engine))
     link = Link([[submit(0, 4, max_tokens=10)]])
     instance = Instance(scheduler, running, link, lambda _: None, steps_ahead)
@@ -329,7 +329,7 @@ def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(
 
 def test_a_step_ahead_leaves_no_gap_and_one_after_the_other_leaves_the_loops_own_time() -> None:
     def mean_gap_s(steps_ahead: int) -> float:
-        engine = EngineSettings(kind=TOY, slots=4, steps_ahead=steps_ahead, options="step_ms=20")
+        engine = EngineSettings(kind=TOY, slots=4, options="step_ms=20")
         scheduler, running = build(Settings(engine=engine))
         link = Link([[submit(number, 8, max_tokens=12) for number in range(4)]])
         instance = Instance(scheduler, running, link, lambda _: None, steps_ahead)

@@ -63,7 +63,7 @@ class Asking(House):
 
 
 def test_each_goes_out_once_with_its_token_and_only_to_who_asked() -> None:
-    house = Asking({"coalescing_ms": 20.0})
+    house = Asking()
     house.accept(1, sampling=ASKS)
     house.accept(2, sampling=ASKS | {"num_top_log_probs": 0})
     house.accept(3)

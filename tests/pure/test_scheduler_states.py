@@ -205,7 +205,7 @@ class SchedulerStates(RuleBasedStateMachine):
     def start_instance(self) -> None:
         self.engine, self.device = toy_engine(self.slots), Device()
         policy, reserve = RULES[self.rules]
-        settings = SchedulingSettings(policy, max_passed_over_s=BOUND_S)
+        settings = SchedulingSettings(policy)
         self.scheduler = SlotScheduler(
             self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s
         )

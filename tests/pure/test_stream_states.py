@@ -357,9 +357,7 @@ class StreamStates(RuleBasedStateMachine):
             has_room = num_inside < MAX_UNACKNOWLEDGED and len(self.in_flight_ns) < MAX_IN_FLIGHT
             if client.is_followed and not (client.may_be_missed or client.may_fail) and has_room:
                 waits = client.num_known > len(client.tokens)
-                assert not waits or (
-                    client.tokens and began_ns < client.news_ns + SETTINGS.coalescing_ms * MS
-                )
+                assert not waits or (client.tokens and began_ns < client.news_ns + delivery.MOST_HELD_S * S)
 
     def teardown(self) -> None:
         """Everybody's answer ends, those who have left are missed, and nothing stays behind."""

@@ -4,6 +4,7 @@ with, whom it lets in, and what it refuses.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,6 +96,36 @@ def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_no
         assert not serving.link.failed
     assert "doesn't say how many KV blocks it has" in caplog.text
     assert "has not begun with its request" in caplog.text
+
+
+def test_the_largest_rank_of_the_adapters_is_asked_for(model: Path, tmp_path: Path) -> None:
+    for name, rank in (("law", 8), ("poems", 128)):
+        write_adapter(tmp_path / name, {"r": rank})
+    with Serving(make_settings(model, adapters=str(tmp_path))) as serving:
+        assert serving.llm.arguments["lora_config"].max_lora_rank == 128
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"r": 257}, "r = 257: must be between 1 and 256"),
+        ({"r": True}, "r = True: must be between 1 and 256"),
+        ({}, "its rank can't be read (KeyError: 'r')"),
+        ([], "its rank can't be read (TypeError: "),
+    ],
+)
+def test_an_adapter_without_a_rank_that_may_be_is_refused_at_the_start(
+    config: Any, says: str, model: Path, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "law", config)
+    with pytest.raises(SettingsError) as refused:
+        build(make_settings(model, adapters=str(tmp_path)))
+    assert str(refused.value).startswith(f"{tmp_path / 'law/adapter_config.json'}: {says}")
+
+
+def write_adapter(directory: Path, config: Any) -> None:
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
 def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:

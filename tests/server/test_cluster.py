@@ -176,8 +176,8 @@ def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expec
 def scaled(toy_model: Path) -> Iterator[Gapless]:
     """One to three instances, as the load says; each has little memory."""
     settings = {**toy_settings(toy_model, step_ms=20), "engine.slots": 8}
-    cluster = {"cluster.min_instances": 1, "cluster.max_instances": 3, "cluster.scale_every_s": 1}
-    served = Gapless(**settings, **cluster, **{"engine.kv_blocks": 128, "streams.dead_after_s": 5})
+    cluster = {"cluster.max_instances": 3, "engine.kv_blocks": 128, "streams.dead_after_s": 5}
+    served = Gapless(**settings, **cluster)
     yield served
     assert served.stop() == 0
 

@@ -32,9 +32,8 @@ SETTINGS = {
     "engine.slots": 1,
     "streams.max_open": 5,
     "streams.max_queued_tokens": 40,
-    "scheduling.max_passed_over_s": 1.5,
+    "scheduling.policy": "tests.support.policies:IMPATIENT",
     "limits.max_prompt_tokens": 30,
-    "limits.max_prompt_bytes": 1000,
 }
 DOORS = ("generate", "generate_stream", "grpc")
 
@@ -99,7 +98,8 @@ REFUSED = {
         {"text_input": ONE, "max_tokens": 0}, "max_tokens = 0: must be a whole number between 1 and"
     ),
     "a prompt of too many bytes": Refusal(
-        {"text_input": "x" * 1001}, "text_input = 1001 bytes: must be at most 1000"
+        {"text_input": "x" * 961},
+        "text_input = 961 bytes: must be at most 960 (32 a token of limits.max_prompt_tokens)",
     ),
     "a prompt of too many tokens": Refusal(
         {"text_input": ONE * 31}, "text_input = 31 tokens: must be at most 30 (limits.max_prompt_tokens)"

@@ -337,7 +337,7 @@ def test_deeply_nested_json_is_answered_and_open_streams_go_on(
 
 
 def test_messages_that_are_deeply_nested_json_are_refused(gapless: Gapless, expected: Expected) -> None:
-    """The door's own reader, over gRPC and HTTP; 400,000 levels fit into limits.max_prompt_bytes."""
+    """The door's own reader, over gRPC and HTTP; 400,000 levels fit into what a prompt may have."""
     server = gapless.server_pid()
     for levels in (1_000, 100_000, 400_000):
         messages = f'[{{"role": "user", "content": {"[" * levels}{"]" * levels}}}]'

@@ -72,7 +72,6 @@ class Moody:
             **ENCODED,
             "engine.slots": 2,
             "server.model_repository": repository,
-            "prediction.sample_every_s": 0,
         }
         self.gapless = Gapless(**settings)
 

@@ -60,7 +60,7 @@ def gapless(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Gapless over the stand-in of TensorRT-LLM, 5 ms an iteration, 16 slots."""
     adapters = tmp_path_factory.mktemp("adapters")
     (adapters / "law").mkdir()
-    (adapters / "law" / "adapter_config.json").write_text("{}")
+    (adapters / "law" / "adapter_config.json").write_text('{"r": 8}')
     served = serve(toy_model, {"adapters.directory": adapters}, STANDIN_REFUSED_TOKEN=REFUSED)
     yield served
     assert served.stop() == 0, served.log

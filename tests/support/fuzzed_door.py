@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["python_backends"]):
 
 from tests.support.text.checkpoints import byte_level
 
-LIMITS = LimitSettings(max_prompt_bytes=2000, max_prompt_tokens=100)
+LIMITS = LimitSettings(max_prompt_tokens=100)
 DOOR = open_door(byte_level(), LIMITS, names_subjects=True)
 CONTEXT, VOCABULARY = 128, 448
 NAMES = sorted(KNOWN)

@@ -51,10 +51,9 @@ class Instance:
             Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine)
         )
         self.now_s = 0.0
-        rules = SchedulingSettings(policy, max_passed_over_s=10.0)
         self.scheduler = SlotScheduler(
             self.engine.limits.changed(row_multiple=row_multiple),
-            settings=rules,
+            settings=SchedulingSettings(policy),
             clock=lambda: self.now_s,
             **options,
         )

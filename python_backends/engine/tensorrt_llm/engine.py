@@ -30,7 +30,7 @@ from tensorrt_llm.llmapi import (
 )
 from tensorrt_llm.lora_helper import LoraConfig
 
-from python_backends.engine.tensorrt_llm.limits import adapter_paths, model_limits
+from python_backends.engine.tensorrt_llm.limits import adapter_paths, largest_rank, model_limits
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
 from python_backends.engine.tensorrt_llm.request_loop import RequestLoop
 from python_backends.nouns.request import LogProbs, Sampling
@@ -247,17 +247,18 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
             stream_interval=1,
             enable_iter_perf_stats=True,  # what it costs has not been measured
             enable_lora=bool(adapters),
-            lora_config=_lora_config(adapters, settings.adapters.max_rank) if adapters else None,
+            lora_config=_lora_config(adapters) if adapters else None,
             **_more_arguments(chosen.arguments),
         )
     except (TypeError, ValueError) as error:
         raise SettingsError(f"TensorRT-LLM doesn't take this configuration: {error}") from error
 
 
-def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:
+def _lora_config(adapters: dict[str, str]) -> Any:
+    """Raises SettingsError."""
     return LoraConfig(
         lora_dir=list(adapters.values()),
-        max_lora_rank=max_rank,
+        max_lora_rank=largest_rank(adapters.values()),
         max_loras=len(adapters),
         max_cpu_loras=len(adapters),
     )

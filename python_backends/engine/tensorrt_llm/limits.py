@@ -6,11 +6,15 @@ Called by the TensorRT-LLM engine at its start.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
 from python_backends.checkpoint.digests import fingerprint
 from python_backends.checkpoint.facts import Facts, read_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError, Source
-from python_backends.engine.adapter_directory import CONFIG
+from python_backends.engine.adapter_directory import CONFIG, MAX_RANK
 from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
@@ -60,6 +64,21 @@ def adapter_paths(settings: Settings) -> dict[str, str]:
     if not found:
         raise SettingsError(f"adapters.directory = {str(directory)!r}: there is no */{CONFIG}")
     return found
+
+
+def largest_rank(adapters: Iterable[str]) -> int:
+    """Of the adapters at these paths, as their configurations say. Raises SettingsError."""
+    return max(_rank(Path(path) / CONFIG) for path in adapters)
+
+
+def _rank(path: Path) -> int:
+    try:
+        rank = json.loads(path.read_bytes())["r"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise SettingsError(f"{path}: its rank can't be read ({type(error).__name__}: {error})") from error
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise SettingsError(f"{path}: r = {rank!r}: must be between 1 and {MAX_RANK}")
+    return rank
 
 
 def _num_blocks(settings: Settings, facts: Facts) -> int:

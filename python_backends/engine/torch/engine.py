@@ -93,7 +93,7 @@ class TorchEngine:
         self.limits = (model_limits if measured is None else one_block_limits)(settings, facts)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         weights = open_weights(settings, facts, self.device)
-        self._adapted_model = adapted_model(facts, settings.adapters.max_rank, weights.dtype, self.device)
+        self._adapted_model = adapted_model(facts, weights.dtype, self.device)
         description = _described(settings, facts, weights)
         self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
         # beside the layers, training has weights of its own

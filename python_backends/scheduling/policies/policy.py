@@ -72,4 +72,5 @@ class Policy:
     chunked_prefill: bool = True
     by_priority: bool = True  # False: the waiting are in order of arrival alone; none becomes overdue
     max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
-    max_passed_over_steps: int = 0  # if not 0, used instead of the setting in seconds
+    max_passed_over_s: float = 10.0  # one that was overtaken goes first after it, whatever its priority
+    max_passed_over_steps: int = 0  # if not 0, used instead

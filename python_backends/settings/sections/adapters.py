@@ -17,4 +17,3 @@ class AdapterSettings:
     max_loaded: int = setting(
         8, "torch: adapters in the device's memory at the same time; a request waits for its own", 1, 4096
     )
-    max_rank: int = setting(64, "the largest rank of an adapter", 1, 4096)

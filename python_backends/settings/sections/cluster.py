@@ -36,14 +36,10 @@ class ClusterSettings:
         " are computed again there) | off (never)",
         choices=("blocks", "recompute", "off"),
     )
-    copy_share: float = setting(
-        0.05, "largest share of an instance's time that is spent on copying KV blocks", 0.001, 1.0
-    )
-    min_instances: int = setting(0, "at least this many instances run; used if max_instances is not 0", 0, 64)
     max_instances: int = setting(
         0,
-        "the number of instances follows the load, up to this number (docs/llumnix.md); cluster.instances"
-        " are started first; 0: the number stays at cluster.instances",
+        "the number of instances follows the load, from cluster.instances up to this number"
+        " (docs/llumnix.md); 0: it stays at cluster.instances",
         0,
         64,
     )
@@ -56,20 +52,8 @@ class ClusterSettings:
     scale_down_tokens: int = setting(
         960, "one instance less if the average freeness is above this (tokens per request)", 1, 1 << 20
     )
-    scale_every_s: float = setting(
-        10.0, "the average must be below or above for this time before the number changes", 0.1, 3600.0
-    )
 
     def __post_init__(self) -> None:
-        if self.max_instances == 0 and self.min_instances > 0:
-            raise SettingsError(
-                f"cluster.max_instances = 0: must be at least cluster.min_instances = {self.min_instances}"
-            )
-        if self.instances < self.min_instances:
-            raise SettingsError(
-                f"cluster.instances = {self.instances}: must be at least cluster.min_instances ="
-                f" {self.min_instances}"
-            )
         if self.follows_load and self.instances > self.max_instances:
             raise SettingsError(
                 f"cluster.instances = {self.instances}: must be at most cluster.max_instances ="

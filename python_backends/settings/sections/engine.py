@@ -36,13 +36,6 @@ class EngineSettings:
         1,
         1 << 20,
     )
-    steps_ahead: int = setting(
-        -1,
-        "steps that are launched before the tokens of the running one are read; 0: none; -1: 1 on a GPU, 0 on"
-        " a CPU, where planning would take processors from the engine",
-        -1,
-        2,
-    )
     cuda_graphs: str = setting(
         "auto",
         "auto: on a GPU, steps with only decodes are captured at the start, for 1, 2, 4 … and all slots |"

@@ -8,8 +8,8 @@ from python_backends.settings.setting import setting
 
 # which servers train: for people, here and where one is refused
 TRAINS = (
-    "the torch engine trains, with model.weights = 'same' and engine.steps_ahead = 0, on a CPU or, with"
-    " engine.cuda_graphs = 'off', on a CUDA device"
+    "the torch engine trains, with model.weights = 'same', on a CPU or, with engine.cuda_graphs = 'off', on a"
+    " CUDA device"
 )
 
 

@@ -10,7 +10,6 @@ from python_backends.settings.setting import setting
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
     default_max_tokens: int = setting(256, "max_tokens of a request that has none", 1, 1 << 20)
-    max_prompt_bytes: int = setting(1_000_000, "most bytes of text_input or messages", 1, 1 << 30)
     max_prompt_tokens: int = setting(
         0, "most tokens of a prompt; 0: as many as the model's context allows", 0, 1 << 24
     )

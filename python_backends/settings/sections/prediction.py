@@ -26,25 +26,6 @@ class PredictionSettings:
         "Magnus's features and forest besides, in a process of their own: packaged (all-MiniLM-L6-v2) | a"
         " directory or a name in the local Hugging Face cache, such as LaBSE (the paper's) | none",
     )
-    encoder_from: int = setting(
-        200,
-        "the encoder (400 MB), if there is one, is loaded when the log has this many answers",
-        0,
-        1 << 30,
-    )
-    processor_share: float = setting(
-        0.03,
-        "share of the machine's processors, and at most one of them, for encoding",
-        0.0,
-        1.0,
-    )
-    sample_every_s: float = setting(
-        5.0,
-        "while slots and memory suffice for all requests, one request in this time is encoded, for learning;"
-        " 0: all",
-        0.0,
-        86_400.0,
-    )
     relearn_s: float = setting(
         180.0, "how often the learner checks whether there are new answers to learn from", 1.0, 86_400.0
     )

@@ -26,12 +26,6 @@ class SchedulingSettings:
         0.0,
         600_000.0,
     )
-    max_passed_over_s: float = setting(
-        10.0,
-        "a request that was overtaken goes first after this time, whatever its request_priority",
-        0.0,
-        86_400.0,
-    )
     ttft_s: float = setting(
         1.0, "when the first token is due: requests that can still meet it go first (ours)", 0.0, 3600.0
     )

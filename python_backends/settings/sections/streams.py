@@ -19,9 +19,6 @@ class StreamSettings:
         1,
         1 << 40,
     )
-    coalescing_ms: float = setting(
-        60.0, "tokens are held for at most this time while the sender is busy; 0: never", 0.0, 60.0
-    )
     dead_after_s: float = setting(
         10.0, "a process without a heartbeat for this time is killed and started again", 1.0, 3600.0
     )

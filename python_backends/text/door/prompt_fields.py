@@ -16,6 +16,7 @@ from python_backends.text.door.chat_fields import read_extras, read_message
 from python_backends.text.door.values import Fields, ids, shown, string
 
 PROMPTS = ("text_input", "messages", "input_ids")
+MAX_PROMPT_BYTES = 1_000_000  # of text_input or messages: of English, a quarter of a million tokens
 BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 
@@ -32,18 +33,17 @@ class PromptBounds:
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int, num_rows: int) -> PromptBounds:
-    """Returns the limits of a prompt: those of the settings, or BYTES_PER_TOKEN for each token of the context
-    if that is less.
+    """Returns the limits of a prompt: BYTES_PER_TOKEN for each token that it may have, or MAX_PROMPT_BYTES if
+    that is less.
     """
-    derived = BYTES_PER_TOKEN * max_model_tokens
-    limit = (
-        "limits.max_prompt_bytes"
-        if limits.max_prompt_bytes <= derived
-        else f"{BYTES_PER_TOKEN} a token of this model's context"
-    )
-    most = min(limits.max_prompt_bytes, derived)
-    most_json = min(limits.max_prompt_bytes, JSON_BYTES * most)
-    return PromptBounds(most, most_json, max_model_tokens, num_rows, f" ({limit})")
+    tokens, which = max_model_tokens, "this model's context"
+    if 0 < limits.max_prompt_tokens < max_model_tokens:
+        tokens, which = limits.max_prompt_tokens, "limits.max_prompt_tokens"
+    of_tokens = BYTES_PER_TOKEN * tokens
+    limit = f" ({BYTES_PER_TOKEN} a token of {which})" if of_tokens <= MAX_PROMPT_BYTES else ""
+    most = min(MAX_PROMPT_BYTES, of_tokens)
+    most_json = min(MAX_PROMPT_BYTES, JSON_BYTES * most)
+    return PromptBounds(most, most_json, max_model_tokens, num_rows, limit)
 
 
 def read_prompt(fields: Fields, prompt: PromptBounds) -> dict[str, Any]:

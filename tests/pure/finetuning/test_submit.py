@@ -14,7 +14,7 @@ from commands.finetune.__main__ import main
     ("options", "reason"),
     [
         (["--rank", "0"], "--rank 0: must be between 1 and 256"),
-        (["--rank", "65"], "--rank 65: must be at most adapters.max_rank = 64"),
+        (["--rank", "257"], "--rank 257: must be between 1 and 256"),
         (["--alpha", "nan"], "--alpha nan: must be between 0.001 and 10000"),
         (["--epochs", "0"], "--epochs 0: must be between 1 and 10000"),
         (["--batch-size", "5000"], "--batch-size 5000: must be between 1 and 4096"),
@@ -41,7 +41,6 @@ def test_an_option_that_no_job_can_have_is_named_with_its_limit(
     settings = {
         "finetuning.directory": tmp_path / "jobs",
         "adapters.directory": tmp_path / "adapters",
-        "adapters.max_rank": 64,
     }
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     monkeypatch.setattr(sys, "argv", ["finetuning", *sets, "submit", str(data), "--detach", *options])

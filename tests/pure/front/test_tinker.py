@@ -251,7 +251,7 @@ def test_a_model_that_can_not_be_trained_is_refused(sdk: httpx2.Client) -> None:
     lora = body("create_model")["lora_config"]
     for given, status, says in (
         ({"base_model": "other"}, 404, f"base_model = 'other': must be {MODEL.name}"),
-        ({"lora_config": lora | {"rank": 65}}, 400, "lora_config.rank = 65: must be between 1 and 64"),
+        ({"lora_config": lora | {"rank": 257}}, 400, "lora_config.rank = 257: must be between 1 and 256"),
         ({"optimizer_config": {"type": "dimuon"}}, 400, "optimizer_config.type: must be adamw"),
         ({"lora_config": lora | {"train_mlp": False, "train_attn": False}}, 400, "lora_config: train_mlp"),
     ):

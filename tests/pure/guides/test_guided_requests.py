@@ -45,7 +45,7 @@ def guided(number: int, schema: dict[str, Any], **sampling: Any) -> Submit:
 
 
 def served(steps_ahead: int, messages: Sequence[Any], num_ends: int) -> Link:
-    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16)
     settings = Settings(model=ModelSettings(directory=str(BUNDLED)), engine=engine)
     scheduler, running = build(settings)
     link = Link([list(messages)])

@@ -49,9 +49,9 @@ class House:
     ) -> None:
         self.log = RequestLog(directory, 1000)
         self.clock, self.words = Clock(), Words()
-        settings = PredictionSettings(encoder_from=encoder_from, encoder=encoder)
+        settings, budget = PredictionSettings(encoder=encoder), Budget(share, self.clock)
         self.predictor = Predictor(
-            settings, directory, lambda: self.words, Budget(share, self.clock), self.clock
+            settings, directory, lambda: self.words, budget, self.clock, encoder_from=encoder_from
         )
 
     def looks_again(self) -> None:

@@ -25,7 +25,7 @@ from tests.support.examples import examples
 from tests.support.text.checkpoints import SPECIALS, TEMPLATE, byte_level, read, sentence_piece
 
 PROMPTS = "text_input, messages, input_ids"
-LIMITS = LimitSettings(default_max_tokens=100, max_prompt_bytes=2000)
+LIMITS = LimitSettings(default_max_tokens=100)
 DOOR = open_door(byte_level(), LIMITS)  # 128 tokens of context, 448 ids
 TEXT = "hello world"
 NUM_TEXT = len(byte_level().tokenizer.encode(TEXT).ids)
@@ -243,6 +243,16 @@ def test_prompts_are_bounded_by_a_setting_below_the_context() -> None:
     taken, refused = (door.answer({"text_input": "0" * length}) for length in (10, 11))
     assert isinstance(taken, Request)
     assert str(refused) == "text_input = 11 tokens: must be at most 10 (limits.max_prompt_tokens)"
+    assert str(door.answer({"text_input": "a" * 321})) == (
+        "text_input = 321 bytes: must be at most 320 (32 a token of limits.max_prompt_tokens)"
+    )
+
+
+def test_no_context_is_so_long_that_a_prompt_may_have_more_than_a_million_bytes() -> None:
+    door = open_door(replace(byte_level(), max_model_tokens=1_000_000), LIMITS)
+    assert str(door.answer({"text_input": "a" * 1_000_001})) == (
+        "text_input = 1000001 bytes: must be at most 1000000"
+    )
 
 
 def test_min_tokens_must_fit_in_max_tokens() -> None:
@@ -303,7 +313,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", "", "text_input = 0 tokens: must have at least 1"),
     ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
     ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
-    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000 (limits.max_prompt_bytes)"),
+    ("text_input", "a" * 4097, "text_input = 4097 bytes: must be at most 4096 (32 a token of this model's"),
     (
         "text_input",
         np.array([["a"], ["b"]], object),

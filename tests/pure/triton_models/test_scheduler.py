@@ -28,6 +28,7 @@ from python_backends.prediction.state_model import StateModel
 from python_backends.prediction.token_counts import LAYER, WIDTH
 from python_backends.prediction.versions import Learned, Version
 from python_backends.settings import dump, load
+from python_backends.streams import delivery
 from python_backends.wires import sessions
 from python_backends.wires.control import ask
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
@@ -78,11 +79,13 @@ class Model:
 
 
 @pytest.fixture
-def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+def served(
+    pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Model]:
+    monkeypatch.setattr(delivery, "MOST_HELD_S", 0.0)
     changes = {
         "streams.max_open": "2",
         "prediction.enabled": "false",
-        "streams.coalescing_ms": "0",
         **getattr(request, "param", {}),
     }
     settings = choose(load(ROOT / "gapless.toml", changes)).settings
@@ -252,7 +255,6 @@ def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pyte
     )
 
 
-@pytest.mark.parametrize("served", [{"streams.coalescing_ms": "60"}], indirect=True)
 def test_tokens_are_put_together_once_sending_takes_too_long(
     served: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +263,7 @@ def test_tokens_are_put_together_once_sending_takes_too_long(
         send(sender, *response, **flags)
 
     send = Sender.send
+    monkeypatch.setattr(delivery, "MOST_HELD_S", 0.06)
     monkeypatch.setattr(Sender, "send", send_slowly)
     served.ask(1)
     assert served.table.delivery.interval_s == 0

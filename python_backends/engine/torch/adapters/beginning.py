@@ -27,9 +27,9 @@ class Beginning:
     weights: dict[str, NDArray[Any]]  # by PEFT's keys, in float32, not scaled
 
 
-def read_beginning(settings: Settings, directory: Path, max_rank: int) -> Beginning:
+def read_beginning(settings: Settings, directory: Path) -> Beginning:
     """Raises BadAdapterError. Links may lead anywhere: the one who submits a job has named the directory."""
-    model = adapted_model(facts_of(settings), max_rank, torch.float32, CPU)
+    model = adapted_model(facts_of(settings), torch.float32, CPU)
     adapter = peft_files.read(directory, Path("/"), model.most_bytes)
     model.factors(adapter)
     paths = sorted({key.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for key in adapter.tensors})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
+from python_backends.engine.adapter_directory import MAX_RANK
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters.modules import (
     Module,
@@ -43,14 +44,13 @@ class AdaptedModel:
     modules: Modules
     prefix: str  # of PEFT's keys
     num_layers: int
-    max_rank: int
     dtype: torch.dtype
     device: torch.device
 
     @property
     def most_bytes(self) -> int:
         """Of a file of weights."""
-        return most_bytes(self.modules, self.num_layers, self.max_rank)
+        return most_bytes(self.modules, self.num_layers)
 
     @torch.no_grad()
     def factors(self, adapter: PeftAdapter) -> list[LayerFactors]:
@@ -84,10 +84,8 @@ class AdaptedModel:
             return None
         path = keys[0].removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
         rank = adapter.rank(path)
-        if rank > self.max_rank:
-            raise BadAdapterError(
-                f"rank {rank} of {path:.200}: must be at most {self.max_rank} (adapters.max_rank)"
-            )
+        if rank > MAX_RANK:
+            raise BadAdapterError(f"rank {rank} of {path:.200}: must be at most {MAX_RANK}")
         a, b = (
             self._tensor(adapter, key, shape)
             for key, shape in zip(keys, ([rank, part.num_inputs], [len(part.rows), rank]), strict=True)
@@ -117,5 +115,5 @@ def joined(parts: Sequence[Module], adapted: Sequence[tuple[Module, Tensor, Tens
     return Factors(a, b)
 
 
-def adapted_model(facts: ModelFacts, max_rank: int, dtype: torch.dtype, device: torch.device) -> AdaptedModel:
-    return AdaptedModel(modules_of(facts), prefix_of(facts), facts.num_layers, max_rank, dtype, device)
+def adapted_model(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> AdaptedModel:
+    return AdaptedModel(modules_of(facts), prefix_of(facts), facts.num_layers, dtype, device)

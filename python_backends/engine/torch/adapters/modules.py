@@ -12,6 +12,7 @@ from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.checkpoint.tensor_names import module_shapes
+from python_backends.engine.adapter_directory import MAX_RANK
 from python_backends.engine.model.weights import qkv_rows
 
 
@@ -53,10 +54,10 @@ def key_of(prefix: str, layer: int, part: Module, side: str) -> str:
     return f"{prefix}.{layer}.{part.path}.lora_{side}.weight"
 
 
-def most_bytes(modules: Modules, num_layers: int, max_rank: int) -> int:
-    """Of the file of an adapter of that rank for all modules, in float64, with a header of its names."""
+def most_bytes(modules: Modules, num_layers: int) -> int:
+    """Of the file of an adapter of rank MAX_RANK for all modules, in float64, with a header of its names."""
     widths = sum(part.num_inputs + len(part.rows) for parts in modules.values() for part in parts)
-    return num_layers * max_rank * widths * 8 + (1 << 24)
+    return num_layers * MAX_RANK * widths * 8 + (1 << 24)
 
 
 def names_of(modules: Modules) -> tuple[str, ...]:
