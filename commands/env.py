@@ -97,7 +97,7 @@ def gpus() -> str:
     )
 
 
-def _machine() -> Iterator[tuple[str, str]]:
+def machine() -> Iterator[tuple[str, str]]:
     named: dict[str, str] = {}
     with contextlib.suppress(OSError):
         named = platform.freedesktop_os_release()
@@ -119,7 +119,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     yield "GPU", gpus()
 
 
-def _software() -> Iterator[tuple[str, str]]:
+def software() -> Iterator[tuple[str, str]]:
     from commands.__main__ import release
 
     yield "gapless", f"{release()}, {'installed' if IS_INSTALLED else 'not installed but run'} in {ROOT}"
@@ -152,6 +152,6 @@ def command_parser() -> argparse.ArgumentParser:
 def main() -> int:
     asked = command_parser().parse_args()
     home = str(Path.home())
-    for name, text in (*_software(), *_machine(), *_settings(asked)):
+    for name, text in (*software(), *machine(), *_settings(asked)):
         print(f"{name:10}{text.replace(home, '~') if len(home) > 1 else text}")
     return 0

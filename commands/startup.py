@@ -28,8 +28,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from client.bench.report import provenance
 from commands.called import called
+from commands.env import machine, software
 from python_backends.launcher.address import API_KEY
 from python_backends.linux.free_ports import free_ports
 from python_backends.linux.start_clock import read_phases
@@ -201,9 +201,11 @@ def main() -> int:
         return 130
     print("\n".join(table(rounds)))
     if asked.json:
-        from commands.__main__ import release
-
-        about = provenance(shlex.join(["gapless", "bench", "startup", *sys.argv[1:]]), f"gapless {release()}")
+        about = {
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": shlex.join(["gapless", "bench", "startup", *sys.argv[1:]]),
+            **dict((*software(), *machine())),
+        }
         asked.json.write_text(json.dumps({**about, "rounds": rounds}, indent=1) + "\n")
     return 0
 

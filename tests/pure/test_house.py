@@ -134,6 +134,14 @@ def test_the_served_package_imports_nothing_that_stands_above_it() -> None:
     assert not [path for path in MODULES if {name.split(".")[0] for name in imports(path)} & above]
 
 
+def test_commands_import_neither_the_front_nor_the_client() -> None:
+    """They start these as modules, by name."""
+    above = {"benchmarks", "build", "client", "front", "models", "tests"}
+    found = sorted((ROOT / "commands").rglob("*.py"))
+    assert found
+    assert not [path for path in found if {name.split(".")[0] for name in imports(path)} & above]
+
+
 def test_what_imports_each_other_has_no_floor() -> None:
     assert floors({"a": {"b"}, "b": {"a"}, "c": set(), "d": {"c"}}) == [{"c"}, {"d"}]
 

@@ -5,6 +5,7 @@ played.
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import time
 import weakref
@@ -142,6 +143,8 @@ def test_it_starts_asks_and_ends_a_server_as_often_as_it_is_told(
     assert "instance: first steps" in capsys.readouterr().out
     report = json.loads(path.read_text())
     assert report["command"] == f"gapless bench startup {' '.join(words)}"
+    assert report["Python"].startswith(platform.python_version())
+    assert "GiB of memory" in report["processor"]
     assert [each["tritonserver"] for each in report["rounds"]] == [2.0, 2.0]
     assert all(each["first token"] > 0 for each in report["rounds"])
 
