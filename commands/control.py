@@ -17,11 +17,13 @@ from typing import Any
 
 from python_backends.launcher import run_directories
 from python_backends.nouns.order import AUTO, Order, RefusedOrderError
+from python_backends.settings import IS_INSTALLED
 from python_backends.wires.control import ask
 
 AGAIN_S = 0.5  # before an order is given again, while the scheduler model is started
 LONGEST_RESTART_S = 60.0  # for so long, `status` and the like wait for that
 COLUMNS = ("instance", "host", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
+SERVE = "gapless serve" if IS_INSTALLED else "make serve"
 AWAY = ("lost", "starting")  # states of instances that have no requests
 REQUEST_COLUMNS = {  # and the fields of the status
     "request": "request",
@@ -80,7 +82,7 @@ def main(given: list[str] | None = None) -> int:
             instance, request, number = (getattr(asked, name, AUTO) for name in names)
             print(_result(directory, Order(asked.command, instance, request, number), asked.timeout))
     except RefusedOrderError as error:
-        print(f"control: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
@@ -122,7 +124,9 @@ def _run_directory(given: Path | None) -> Path:
     if len(found) > 1:
         places = ", ".join(map(str, found))
         raise RefusedOrderError(f"several servers run: choose one with --run-directory: {places}")
-    raise RefusedOrderError(f"no server of this user runs{f' in {given}' if given else ' on this host'}")
+    if given is not None:
+        raise RefusedOrderError(f"no server of this user runs in {given}")
+    raise RefusedOrderError(f"no server of this user runs on this host; start one: {SERVE}")
 
 
 def _number(given: str) -> int:

@@ -77,8 +77,9 @@ def table(rounds: Sequence[dict[str, float]]) -> Iterator[str]:
     yield f"{'phase':<34}{'s':>8}{'least':>8}{'most':>8}{'share':>8}"
     for name, seconds in {**columns, "in all": total}.items():
         median = statistics.median(seconds)
-        share = median / statistics.median(total)
-        yield f"{name:<34}{median:>8.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}{share:>8.0%}"
+        shown = (round(each, 2) + 0.0 for each in (median, min(seconds), max(seconds)))  # no -0.00
+        share = round(median / statistics.median(total), 2) + 0.0
+        yield f"{name:<34}" + "".join(f"{each:>8.2f}" for each in shown) + f"{share:>8.0%}"
 
 
 class Server:

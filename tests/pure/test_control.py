@@ -342,4 +342,13 @@ def test_where_no_server_runs_nothing_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert control.main(["--run-directory", str(tmp_path), "status"]) == 1
-    assert capsys.readouterr().err == f"control: no server of this user runs in {tmp_path}\n"
+    assert capsys.readouterr().err == f"no server of this user runs in {tmp_path}\n"
+
+
+def test_who_has_no_server_yet_reads_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control.run_directories, "parent", lambda: tmp_path)
+    assert control.main(["top"]) == 1
+    said = "no server of this user runs on this host; start one: make serve\n"
+    assert capsys.readouterr().err == said

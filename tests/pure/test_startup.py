@@ -126,6 +126,15 @@ def test_the_table_has_medians_and_shares() -> None:
     ]
 
 
+def test_a_time_that_is_none_has_no_sign() -> None:
+    (_, *lines) = startup.table([{"a": 3.0, startup.OTHER: -0.0004}])
+    assert [line.split()[-4:] for line in lines] == [
+        ["3.00", "3.00", "3.00", "100%"],
+        ["0.00", "0.00", "0.00", "0%"],
+        ["3.00", "3.00", "3.00", "100%"],
+    ]
+
+
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A server in place of ours."""
