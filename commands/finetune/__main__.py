@@ -31,8 +31,15 @@ from commands.model import located
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.export import export
-from python_backends.finetuning.watchers import SERVE, refusals
-from python_backends.settings import Settings, SettingsError, add_arguments, of_command_line
+from python_backends.finetuning.watchers import SERVE, refusals, watchers
+from python_backends.launcher.address import asked_at
+from python_backends.settings import (
+    ServerSettings,
+    Settings,
+    SettingsError,
+    add_arguments,
+    of_command_line,
+)
 
 
 def _submit(asked: argparse.Namespace, settings: Settings) -> None:
@@ -55,7 +62,7 @@ def _submit(asked: argparse.Namespace, settings: Settings) -> None:
     if asked.json:
         print(json.dumps(job.fields))
     else:
-        _say_how(job)
+        _say_how(job, asked_at(_server(directory) or settings.server))
     if job.status == "failed":
         raise jobs.JobError(job.fields["error"]["message"])
 
@@ -69,17 +76,21 @@ def _check_servers(directory: Path) -> None:
         print(f"no server looks for jobs in {directory} yet; one that trains: {SERVE}", file=sys.stderr)
 
 
-def _say_how(job: jobs.Job) -> None:
-    """How it has ended, or where it stands."""
+def _server(directory: Path) -> ServerSettings | None:
+    """The one that trains the jobs in `directory`; None: none does."""
+    trains = (each for each in watchers(directory) if not each.refusal)
+    return next((ServerSettings(each.address, grpc_port=each.grpc_port) for each in trains), None)
+
+
+def _say_how(job: jobs.Job, url: str) -> None:
+    """How it has ended, or where it stands. `url`: of the server, for a chat; empty: the usual one."""
     print(f"{job.id}: {job.status}")
     if job.status != "succeeded":
         return
     print(f"adapter: {job.directory / 'adapter'}")
     if adapter := job.options.get("adapter"):
-        print(
-            f'it is served as lora_name = "{adapter}"; try it:'
-            f" {shlex.join([*called(), 'chat', '--lora-name', adapter])}"
-        )
+        chat = shlex.join([*called(), "chat", *(("--url", url) if url else ()), "--lora-name", adapter])
+        print(f'it is served as lora_name = "{adapter}"; try it: {chat}')
     else:
         print("it is not served: a server with adapters.directory serves it; `export` puts it there")
 

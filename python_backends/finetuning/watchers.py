@@ -1,19 +1,22 @@
 """Which instances look for jobs in a job directory, and whether they train them: known before a job is there.
 
-Each instance has a file in `watchers/`, which it holds locked while it lives. The file says why the instance
-trains nothing; of one that trains it is empty.
+Each instance has a file in `watchers/`, which it holds locked while it lives. The file says where its server
+listens, and why the instance trains nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from python_backends.settings import IS_INSTALLED
+from python_backends.settings import IS_INSTALLED, ServerSettings
 
+USUAL = ServerSettings()
 SERVE = (  # a server that trains
     "gapless serve --set adapters.directory=adapters"
     if IS_INSTALLED
@@ -21,9 +24,17 @@ SERVE = (  # a server that trains
 )
 
 
+class Watcher(NamedTuple):
+    refusal: str  # why it trains no jobs; empty: it trains them
+    address: str  # where its server listens
+    grpc_port: int
+
+
 @contextlib.contextmanager
-def announced(jobs: Path, refusal: str) -> Iterator[None]:
-    """This process looks for jobs in `jobs`. `refusal`: why it trains none; empty: it trains them."""
+def announced(jobs: Path, refusal: str, server: ServerSettings = USUAL) -> Iterator[None]:
+    """This process, of `server`, looks for jobs in `jobs`. `refusal`: why it trains none; empty: it trains
+    them.
+    """
     parent = jobs / "watchers"
     parent.mkdir(parents=True, exist_ok=True)
     _remove_dead(parent)
@@ -31,7 +42,7 @@ def announced(jobs: Path, refusal: str) -> Iterator[None]:
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(refusal)
+        json.dump(Watcher(refusal, server.address, server.grpc_port), file)
         file.flush()
         partial.rename(path)  # it is seen only when it is locked
         try:
@@ -40,10 +51,15 @@ def announced(jobs: Path, refusal: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def watchers(jobs: Path) -> list[Watcher]:
+    """Those that live."""
+    said = [_said(path) for path in _files(jobs / "watchers")]
+    return [Watcher(*json.loads(text)) for text in said if text is not None]
+
+
 def refusals(jobs: Path) -> list[str]:
     """What each instance that lives says: why it trains nothing; empty: it trains."""
-    said = [_said(path) for path in _files(jobs / "watchers")]
-    return [text for text in said if text is not None]
+    return [each.refusal for each in watchers(jobs)]
 
 
 def trains(jobs: Path) -> bool:

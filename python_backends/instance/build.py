@@ -115,7 +115,7 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
     if not settings.finetuning.enabled:
         return None
     refusal = "" if training is not None else _refusal(settings)
-    watch = JobWatch(jobs_directory(settings), training, refusal, wake)
+    watch = JobWatch(jobs_directory(settings), training, refusal, wake, settings.server)
     watch.start()
     return watch
 

@@ -14,9 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from python_backends.finetuning.jobs import ENDED, Job, JobError, read_jobs
-from python_backends.finetuning.watchers import announced, trains
+from python_backends.finetuning.watchers import USUAL, announced, trains
 from python_backends.instance.training import Training
 from python_backends.nouns.load import JOB_STATUSES
+from python_backends.settings import ServerSettings
 
 log = logging.getLogger("gapless.instance")
 
@@ -29,9 +30,15 @@ class JobWatch:
     """
 
     def __init__(
-        self, directory: Path, training: Training | None, refusal: str, wake: Callable[[], None]
+        self,
+        directory: Path,
+        training: Training | None,
+        refusal: str,
+        wake: Callable[[], None],
+        server: ServerSettings = USUAL,
     ) -> None:
         self._directory, self._training, self._refusal, self._wake = directory, training, refusal, wake
+        self._server = server
         self._ended: dict[str, str] = {}  # status of jobs that have ended, which does not change any more
         self._bad: dict[str, str] = {}  # jobs that can't be read, and why; they are tried again
         self._closed = threading.Event()
@@ -56,7 +63,7 @@ class JobWatch:
 
     def _watch(self) -> None:
         try:
-            with announced(self._directory, self._refusal):
+            with announced(self._directory, self._refusal, self._server):
                 self._look_again_and_again()
         except OSError as error:
             if self._training is not None:

@@ -13,6 +13,7 @@ from python_backends.settings import ServerSettings, Settings, SettingsError
 
 ALL_IPV4 = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+USUAL_PORT = ServerSettings().grpc_port  # that of clients that are told none
 API_KEY = "GAPLESS_API_KEY"  # in the environment
 _OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 
@@ -41,6 +42,13 @@ def ip_of(address: str) -> str:
 
 def in_url(ip: str) -> str:
     return f"[{ip}]" if ":" in ip else ip
+
+
+def asked_at(settings: ServerSettings) -> str:
+    """What clients on this host are told, for gRPC; empty where it is what they ask without being told."""
+    host = in_url(ip_of(settings.address))
+    is_usual = settings.grpc_port == USUAL_PORT and host in (LOOPBACK, ALL_IPV4)
+    return "" if is_usual else f"{LOOPBACK if host == ALL_IPV4 else host}:{settings.grpc_port}"
 
 
 def of_triton_http(ip: str) -> str:

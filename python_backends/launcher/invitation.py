@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
+from python_backends.launcher.address import ALL_IPV4, LOOPBACK, asked_at, in_url, ip_of
 from python_backends.settings import IS_INSTALLED, ROOT, ServerSettings
 
 QUESTION = "What is the capital of France?"
@@ -21,15 +21,13 @@ def invitation(server: ServerSettings, front_port: int = 0, is_https: bool = Fal
     if front_port:
         page = f"In a browser: http{'s' if is_https else ''}://{host}:{front_port}/\n\n"
         ports = f"OpenAI's interface {front_port} (/v1), {ports}"
-    is_usual = server.grpc_port == 8001 and host in (LOOPBACK, ALL_IPV4)
-    chat = _chat("" if is_usual else f"{host}:{server.grpc_port}")
     return f"""
 Gapless is ready on {server.address}: {ports}
 Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'
 
-{_stream(host, server.grpc_port)}  {chat}
+{_stream(host, server.grpc_port)}  {_chat(asked_at(server))}
 
 {page}Ctrl-C ends it.
 """

@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from commands.finetune import __main__ as finetune
 from commands.finetune.__main__ import main
+from python_backends.finetuning import jobs
 from python_backends.finetuning.jobs import jobs_directory
 from python_backends.finetuning.watchers import announced, refusals, trains
-from python_backends.settings import ROOT, load
+from python_backends.settings import ROOT, ServerSettings, load
 
 REFUSAL = "engine.kind = 'tensorrt_llm': trains nothing"
 DIES = """
@@ -53,6 +56,25 @@ def test_settings_of_the_environment_count_as_they_do_for_a_server(
     assert capsys.readouterr().err.startswith(f"no job in {tmp_path}/")
 
 
+def test_who_has_trained_an_adapter_reads_how_to_chat_with_it_on_the_servers_own_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings that `submit` has say another port."""
+    job = SimpleNamespace(id="ftjob-1", status="succeeded", directory=tmp_path, options={"adapter": "law"})
+    monkeypatch.setattr(finetune, "new_job", lambda *_: job)
+    monkeypatch.setattr(finetune, "_watched", lambda *_: job)
+    monkeypatch.setattr(jobs, "jobs_directory", lambda _: tmp_path)
+    monkeypatch.setattr(sys, "argv", ["finetuning", "submit", "train.jsonl"])
+    for server, words in (
+        (ServerSettings(), ""),
+        (ServerSettings("0.0.0.0", grpc_port=8021), "--url 127.0.0.1:8021 "),
+        (ServerSettings("::1"), "--url '[::1]:8001' "),
+    ):
+        with announced(tmp_path, REFUSAL, ServerSettings(grpc_port=1)), announced(tmp_path, "", server):
+            assert main() == 0
+        assert capsys.readouterr().out.endswith(f" chat {words}--lora-name law\n")
+
+
 @pytest.mark.parametrize("servers", ["none trains", "one trains", "none"])
 def test_submit_says_at_once_where_no_server_trains(
     servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -60,7 +82,7 @@ def test_submit_says_at_once_where_no_server_trains(
     data = tmp_path / "train.jsonl"
     data.write_text('{"text": "one two three"}\n')
     given = {"finetuning.directory": str(tmp_path / "jobs"), "model.directory": "bundled"}
-    jobs = jobs_directory(load(ROOT / "gapless.toml", given))
+    directory = jobs_directory(load(ROOT / "gapless.toml", given))
     settings = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
     words = [*settings, "submit", str(data), "--detach"]
     monkeypatch.setattr(sys, "argv", ["finetuning", *words])
@@ -68,8 +90,8 @@ def test_submit_says_at_once_where_no_server_trains(
         assert main() == 0
         assert "no server looks for jobs in" in capsys.readouterr().err
     else:
-        with announced(jobs, REFUSAL if servers == "none trains" else ""):
+        with announced(directory, REFUSAL if servers == "none trains" else ""):
             assert main() == int(servers == "none trains")
         said = f"no job was made. {REFUSAL}\n" if servers == "none trains" else ""
         assert capsys.readouterr().err == said
-    assert len(list(jobs.glob("ftjob-*"))) == int(servers != "none trains")
+    assert len(list(directory.glob("ftjob-*"))) == int(servers != "none trains")
