@@ -35,6 +35,7 @@ from tqdm import tqdm
 from benchmarks.common.command_line import command_line
 from benchmarks.policies import SCHEDULING, setting_of
 from benchmarks.results_file import table, write_result
+from benchmarks.scheduling.figures import Figures, Times, figures_of
 from benchmarks.scheduling.predictions import ServedPredictor
 from benchmarks.scheduling.requests import MAX_TOKENS, Pool, Source, pool_directory, read_pool
 from benchmarks.scheduling.runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
@@ -54,35 +55,14 @@ Run = Callable[[str, Work], Served]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    policy: str
-    load: float
-    arrivals: str
-    goodput: float  # requests a second within both limits
-    mean_e2e_s: float
-    p99_e2e_s: float
-    mean_ttft_s: float
-    p99_ttft_s: float
-    preemptions: int
+class Row(Figures):
     max_passed_over: float  # seconds from the first time that a request was passed over to the last
 
 
 def row_of(policy: str, load: float, cv: float, served: Served, ttft_s: float, tpot_s: float) -> Row:
-    ttft, e2e = served.first_s - served.arrived_s, served.last_s - served.arrived_s
-    tpot = (served.last_s - served.first_s) / np.maximum(1, served.counts - 1)
-    good = np.count_nonzero((ttft <= ttft_s) & (tpot <= tpot_s))
-    return Row(
-        policy=policy,
-        load=load,
-        arrivals="Poisson" if cv == 1 else f"Gamma, CV {cv:g}",
-        goodput=round(good / float(served.arrived_s[-1] - served.arrived_s[0]), 3),
-        mean_e2e_s=round(float(e2e.mean()), 3),
-        p99_e2e_s=round(float(np.percentile(e2e, 99)), 3),
-        mean_ttft_s=round(float(ttft.mean()), 3),
-        p99_ttft_s=round(float(np.percentile(ttft, 99)), 3),
-        preemptions=served.num_evictions,
-        max_passed_over=round(served.passed_over_s, 3),
-    )
+    times = Times(served.arrived_s, served.first_s, served.last_s, served.counts)
+    figures = figures_of(policy, load, cv, times, served.num_evictions, (ttft_s, tpot_s))
+    return Row(**figures, max_passed_over=round(served.passed_over_s, 3))
 
 
 def median(rows: list[Row]) -> Row:

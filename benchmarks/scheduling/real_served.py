@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from benchmarks.real_lengths.served import LEARNED, NEVER_S, QUICK_LEARNED, QUIC
 from benchmarks.real_prompts.__main__ import TEMPERATURE
 from benchmarks.real_prompts.prompts import Prompt, read_prompts
 from benchmarks.results_file import table, write_result
+from benchmarks.scheduling.figures import Figures, Times, figures_of
 from client import AsyncClient
 from tests.support.server.serving import Gapless
 
@@ -43,16 +44,7 @@ IN_FLIGHT, CLOSED = 2, 6  # of the closed loop: requests at the same time, and a
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    policy: str
-    load: float
-    arrivals: str
-    goodput: float  # requests a second within both limits
-    mean_e2e_s: float
-    p99_e2e_s: float
-    mean_ttft_s: float
-    p99_ttft_s: float
-    preemptions: int
+class Row(Figures):
     answers: int
     tokens: int
 
@@ -130,29 +122,12 @@ class Bench:
         if policy == "ours":
             self._lengths[load, cv, draw] = [each.tokens for each in heard]
         preemptions = sum(value for name, value in metrics.items() if name.startswith("gapless_evictions"))
-        return self._row(policy, load, cv, heard, int(preemptions))
-
-    def _row(self, policy: str, load: float, cv: float, heard: list[Heard], preemptions: int) -> Row:
-        asked_s, first_s, last_s = (
-            np.array([getattr(each, name) for each in heard]) for name in ("asked_s", "first_s", "last_s")
+        asked_s, first_s, last_s, tokens = (
+            np.array([getattr(each, field.name) for each in heard]) for field in fields(Heard)
         )
-        tokens = np.array([each.tokens for each in heard])
-        ttft_s, e2e_s = first_s - asked_s, last_s - asked_s
-        tpot_s = (last_s - first_s) / np.maximum(1, tokens - 1)
-        good = np.count_nonzero((ttft_s <= self._asked.ttft) & (tpot_s <= self._asked.tpot))
-        return Row(
-            policy=policy,
-            load=load,
-            arrivals="Poisson" if cv == 1 else f"Gamma, CV {cv:g}",
-            goodput=round(good / float(asked_s[-1] - asked_s[0]), 3),
-            mean_e2e_s=round(float(e2e_s.mean()), 3),
-            p99_e2e_s=round(float(np.percentile(e2e_s, 99)), 3),
-            mean_ttft_s=round(float(ttft_s.mean()), 3),
-            p99_ttft_s=round(float(np.percentile(ttft_s, 99)), 3),
-            preemptions=preemptions,
-            answers=len(heard),
-            tokens=int(tokens.sum()),
-        )
+        times, limits_s = Times(asked_s, first_s, last_s, tokens), (self._asked.ttft, self._asked.tpot)
+        figures = figures_of(policy, load, cv, times, int(preemptions), limits_s)
+        return Row(**figures, answers=len(heard), tokens=int(tokens.sum()))
 
     async def _ask(
         self,

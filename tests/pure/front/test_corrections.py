@@ -21,18 +21,10 @@ from front.corrections.work import CorrectionWork
 from front.keys import Keys
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example
-from python_backends.settings import (
-    BUNDLED_DIRECTORY,
-    ROOT,
-    AdapterSettings,
-    FinetuningSettings,
-    FrontSettings,
-    ModelSettings,
-    Settings,
-)
+from python_backends.settings import FrontSettings, ModelSettings, Settings
+from tests.pure.front.conftest import BUNDLED
 from tests.support.ensemble import Ensemble, Front
 
-MODEL = ROOT / BUNDLED_DIRECTORY
 ASKED = [{"role": "user", "content": "Shout: read"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "read"}]
 
@@ -43,18 +35,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sections(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "adapters").mkdir()
-    return {
-        "adapters": AdapterSettings(directory=str(tmp_path / "adapters")),
-        "finetuning": FinetuningSettings(directory=str(tmp_path / "finetuning")),
-    }
-
-
-@pytest.fixture
 def taking(ensemble: Ensemble, tmp_path: Path, sections: dict[str, Any]) -> Iterator[Front]:
     """It makes a job of four corrections."""
-    made = Front(ensemble, MODEL, tmp_path, Keys(()), corrections=4, **sections)
+    made = Front(ensemble, BUNDLED, tmp_path, Keys(()), corrections=4, **sections)
     yield made
     made.close()
 
@@ -165,7 +148,7 @@ def test_they_are_off_by_default_and_want_a_server_that_trains(
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=r"front\.corrections = 0: this server takes none"):
         sent(sdk, messages=ASKED, correction="READ")
-    front = Front(ensemble, MODEL, tmp_path / "other", Keys(()), corrections=4)
+    front = Front(ensemble, BUNDLED, tmp_path / "other", Keys(()), corrections=4)
     client = openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0)
     with client, pytest.raises(openai.BadRequestError, match=r"adapters\.directory is not set"):
         sent(client, messages=ASKED, correction="READ")
@@ -188,7 +171,7 @@ class Submitting:
         assert {stat.S_IMODE(path.stat().st_mode) for path in (file, held_out)} == {0o600}
         self.asked.append((learned, measured, [each for each in options if "held-out" not in each]))
         fields = {
-            "model": MODEL.name,
+            "model": BUNDLED.name,
             "training_file": file.name,
             "hyperparameters": {"n_epochs": 8, "batch_size": 4, "learning_rate_multiplier": 5.0},
             "seed": 0,
@@ -205,7 +188,7 @@ def test_enough_new_ones_become_a_job_that_goes_on_from_the_adapter_before(
     tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     settings = Settings(
-        model=ModelSettings(directory=str(MODEL)), front=FrontSettings(corrections=4), **sections
+        model=ModelSettings(directory=str(BUNDLED)), front=FrontSettings(corrections=4), **sections
     )
     corrections, directory = Corrections(tmp_path / "corrections"), jobs.jobs_directory(settings)
     submitting, model = Submitting(directory), SimpleNamespace(adapters=())

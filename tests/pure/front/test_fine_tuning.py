@@ -11,52 +11,26 @@ import numpy as np
 import openai
 import pytest
 
-from front.keys import Keys
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.finetuning import jobs, saved_states
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.saved_states import Place
-from python_backends.settings import (
-    BUNDLED_DIRECTORY,
-    ROOT,
-    AdapterSettings,
-    FinetuningSettings,
-    ModelSettings,
-    Settings,
-)
-from tests.support.ensemble import Ensemble, Front
+from tests.pure.front.conftest import BUNDLED
+from tests.support.ensemble import Front
 
 LINE = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
 OPTIONS = {
     **{"suffix": "law", "rank": 2, "alpha": 4.0, "targets": ["q_proj"]},
     **{"learning_rate": 1e-3, "steps": 8},
 }
-MODEL = ROOT / BUNDLED_DIRECTORY
-NAME = MODEL.name
+NAME = BUNDLED.name
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "adapters").mkdir()
-    return {
-        "adapters": AdapterSettings(directory=str(tmp_path / "adapters")),
-        "finetuning": FinetuningSettings(directory=str(tmp_path / "finetuning")),
-    }
-
-
-@pytest.fixture
-def trains(ensemble: Ensemble, tmp_path: Path, settings: dict[str, Any]) -> Iterator[openai.OpenAI]:
-    made = Front(ensemble, MODEL, tmp_path, Keys(()), **settings)
-    with openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as asks:
+def trains(training: Front) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{training.url}/v1", api_key="none", max_retries=0) as asks:
         yield asks
-    made.close()
-
-
-@pytest.fixture
-def directory(settings: dict[str, Any]) -> Path:
-    """Of the jobs."""
-    return jobs.jobs_directory(Settings(model=ModelSettings(directory=str(MODEL)), **settings))
 
 
 def queued(directory: Path) -> Job:

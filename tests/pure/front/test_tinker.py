@@ -23,47 +23,24 @@ from python_backends.finetuning import ask_files, jobs
 from python_backends.finetuning.jobs import Job
 from python_backends.nouns import asks
 from python_backends.nouns.request import AdapterVersion
-from python_backends.settings import (
-    BUNDLED_DIRECTORY,
-    ROOT,
-    AdapterSettings,
-    FinetuningSettings,
-    ModelSettings,
-    Settings,
-)
+from tests.pure.front.conftest import BUNDLED
 from tests.support.ensemble import Ensemble, Front
 from tests.support.tinker_bodies import PROTOBUF, Opened, body, pass_request, said
 
-MODEL = ROOT / BUNDLED_DIRECTORY
-
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "adapters").mkdir()
-    return {
-        "adapters": AdapterSettings(directory=str(tmp_path / "adapters")),
-        "finetuning": FinetuningSettings(directory=str(tmp_path / "finetuning")),
-    }
-
-
-@pytest.fixture
-def sdk(
-    ensemble: Ensemble, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[httpx2.Client]:
+def sdk(training: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     monkeypatch.setattr(futures, "HOLD_S", 0.3)
     monkeypatch.setattr(futures, "CHECK_EVERY_S", 0.05)
-    made = Front(ensemble, MODEL, tmp_path, Keys(()), **settings)
-    with httpx2.Client(base_url=f"{made.url}/api/v1/", timeout=60) as client:
+    with httpx2.Client(base_url=f"{training.url}/api/v1/", timeout=60) as client:
         yield client
-    made.close()
 
 
 class Led(Opened):
     """A session with a model in training, whose job the tests answer."""
 
-    def __init__(self, asks: httpx2.Client, settings: dict[str, Any]) -> None:
-        super().__init__(asks, MODEL.name)
-        directory = jobs.jobs_directory(Settings(model=ModelSettings(directory=str(MODEL)), **settings))
+    def __init__(self, asks: httpx2.Client, directory: Path) -> None:
+        super().__init__(asks, BUNDLED.name)
         (self.job,) = jobs.all_jobs(directory)
 
     def answered(self, number: int, answer: asks.Answer) -> asks.Ask:
@@ -74,8 +51,8 @@ class Led(Opened):
 
 
 @pytest.fixture
-def opened(sdk: httpx2.Client, settings: dict[str, Any]) -> Led:
-    return Led(sdk, settings)
+def opened(sdk: httpx2.Client, directory: Path) -> Led:
+    return Led(sdk, directory)
 
 
 def test_a_model_in_training_is_a_job(opened: Led) -> None:
@@ -84,7 +61,7 @@ def test_a_model_in_training_is_a_job(opened: Led) -> None:
     assert (options["rank"], options["alpha"]) == (16, 32.0)
     assert options["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     info = said(opened.asks.post("get_info", json=body("get_info", model_id=opened.model)))
-    assert (info["lora_rank"], info["model_data"]["model_name"]) == (16, MODEL.name)
+    assert (info["lora_rank"], info["model_data"]["model_name"]) == (16, BUNDLED.name)
 
 
 def test_a_pass_has_the_log_probability_of_each_target(opened: Led) -> None:
@@ -198,7 +175,7 @@ def test_samples_have_tokens_and_log_probabilities(opened: Led, ensemble: Ensemb
         Piece("a", num_cached_tokens=2, output_ids=(7, 8), output_log_probs=(-1.0, -2.0)),
         Piece("b", "stop", output_ids=(9,), output_log_probs=(-3.0,)),
     )
-    sampler = opened.sampler(base_model=MODEL.name)
+    sampler = opened.sampler(base_model=BUNDLED.name)
     given = body("asample", sampling_session_id=sampler)
     promised = said(opened.asks.post("asample", json=given))
     assert len(promised["sample_sequence_ids"]) == given["num_samples"] == 2
@@ -250,12 +227,12 @@ def test_a_model_that_can_not_be_trained_is_refused(sdk: httpx2.Client) -> None:
     session = said(sdk.post("create_session", json=body("create_session")))["session_id"]
     lora = body("create_model")["lora_config"]
     for given, status, says in (
-        ({"base_model": "other"}, 404, f"base_model = 'other': must be {MODEL.name}"),
+        ({"base_model": "other"}, 404, f"base_model = 'other': must be {BUNDLED.name}"),
         ({"lora_config": lora | {"rank": 257}}, 400, "lora_config.rank = 257: must be between 1 and 256"),
         ({"optimizer_config": {"type": "dimuon"}}, 400, "optimizer_config.type: must be adamw"),
         ({"lora_config": lora | {"train_mlp": False, "train_attn": False}}, 400, "lora_config: train_mlp"),
     ):
-        made = body("create_model", session_id=session, base_model=MODEL.name) | given
+        made = body("create_model", session_id=session, base_model=BUNDLED.name) | given
         assert said(sdk.post("create_model", json=made), status)["error"]["message"].startswith(says)
 
 
@@ -301,7 +278,7 @@ def test_sessions_are_bounded() -> None:
 
 
 def test_a_server_that_trains_nothing_says_so(ensemble: Ensemble, tmp_path: Path) -> None:
-    made = Front(ensemble, MODEL, tmp_path, Keys(()))
+    made = Front(ensemble, BUNDLED, tmp_path, Keys(()))
     answer = httpx2.post(f"{made.url}/api/v1/create_session", json=body("create_session"))
     made.close()
     assert said(answer, 400)["error"]["code"] == "training_is_off"
