@@ -30,15 +30,11 @@ from benchmarks.common.work import Timing, Work
 from benchmarks.guided_cost import RECORD, chats, listed
 from benchmarks.peers.__main__ import CANNOT, REST_S, names_of, rotated
 from benchmarks.peers.process import EngineProcess, prepare_model
-from benchmarks.peers.setups import SETUPS, Setup
+from benchmarks.peers.setups import SETUPS
 from benchmarks.results_file import table, write_result
 from python_backends.text.checkpoint import read_checkpoint
 
-ENGINES: dict[str, Setup] = {
-    "gapless": SETUPS["gapless"],
-    "vllm": replace(SETUPS["vllm"], options={"takes_schemas": True}),
-    "llama_cpp": SETUPS["llama_cpp"],
-}
+ENGINES = {name: SETUPS[name] for name in ("gapless", "vllm", "llama_cpp")}
 SHORT_TOKENS = 12
 REQUESTS = {1: 3, 4: 8, 16: 32}  # by how many are asked at once
 SCHEMA = json.dumps(listed(RECORD))
@@ -61,7 +57,7 @@ def started(
         found = {}
         for name in names:
             try:
-                prepare_model(ENGINES[name], directory, dtype)
+                prepare_model(ENGINES[name], directory)
                 found[name] = EngineProcess(ENGINES[name], directory, dtype, work)
             except CANNOT as error:
                 print(f"{name}: left out: {error}", flush=True)

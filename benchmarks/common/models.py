@@ -1,5 +1,5 @@
-"""The models that `peers` and `triton_cost.py` measure: Qwen2
-architecture, random weights, made as ordinary checkpoints.
+"""The models that `peers` and `triton_cost.py` measure, made as ordinary checkpoints: Qwen2 architecture,
+random weights; or a published model.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from benchmarks.common.work import PUBLISHED
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {  # to try scripts
@@ -47,6 +49,28 @@ def make_model(shape: str, dtype: str, directory: Path) -> None:
     )
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(directory)
+
+
+def make_published(dtype: str, directory: Path) -> None:
+    """Writes the model that an installation brings, in `dtype`, with its tokenizer. Raises SystemExit where
+    it is not installed.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from python_backends.checkpoint.brought import smollm2
+    from python_backends.checkpoint.opening import open_source
+
+    if (path := smollm2()) is None:
+        raise SystemExit(f"{PUBLISHED} is not installed: build/set-up smollm2 brings it")
+    source = open_source(path)
+    weights = {name: source.read(name).to(getattr(torch, dtype)) for name in source.tensors}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(source.config | {"dtype": dtype}))
+    source.tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
 
 
 def make_tokenizer(directory: Path, size: int = VOCABULARY, letters: int = PIECE_LETTERS) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+PUBLISHED = "SmolLM2"  # a model beside those that are made
 PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine, unless a row says otherwise
 # of every engine. Holds 16 requests of 2,176 tokens on the shapes S and M in bfloat16 and float32; on M in
 # float32, where a token takes the most, they are 1,088 of 1,365 blocks
@@ -47,6 +48,10 @@ class Work:
     in_flight: int
     max_model_tokens: int = 512
     name: str = ""
+
+    def at_once(self, in_flight: int) -> Work:
+        """Returns its first requests, four times as many as are in flight, and at least eight."""
+        return replace(self, jobs=self.jobs[: max(8, 4 * in_flight)], in_flight=in_flight)
 
     def shifted(self, by: int, vocabulary: int) -> Work:
         """Returns work with the same lengths and other prompts, so that no prefix of an earlier round is

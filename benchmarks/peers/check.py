@@ -114,7 +114,7 @@ class SameTokens:
         folder = self._directory / dtype
         if not folder.exists():
             shutil.copytree(MODEL, folder)
-        prepare_model(setup, folder, dtype)
+        prepare_model(setup, folder)
         process = EngineProcess(setup, folder, dtype, work)
         try:
             return process.run(work)[0]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.scored_text import Scores, own_scores
 from benchmarks.common.work import (
     BLOCK_TOKENS,
     PEER_TOKEN_BUDGET,
@@ -42,17 +43,21 @@ class Gapless:
         in_flight: int,
         max_model_tokens: int,
         device: str = "cpu",
-        kind: str = "torch",
+        weights: str = "same",
         **engine: Any,
     ) -> None:
         from python_backends.instance.build import build, start_guides
         from python_backends.settings import EngineSettings, ModelSettings, Settings
 
         model = ModelSettings(
-            directory=str(directory), dtype=dtype, device=device, max_model_tokens=max_model_tokens
+            directory=str(directory),
+            dtype=dtype,
+            weights=weights,
+            device=device,
+            max_model_tokens=max_model_tokens,
         )
         chosen = EngineSettings(
-            kind=kind,
+            kind="torch",
             slots=in_flight,
             block_tokens=BLOCK_TOKENS,
             kv_blocks=kv_blocks(directory, dtype),
@@ -74,6 +79,9 @@ class Gapless:
         while clients.num_ended < len(work.jobs):
             instance.turn()
         return clients.timings
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
+        return own_scores(self._engine, TOKEN_BUDGET, texts)
 
 
 class _Clients:
@@ -149,6 +157,17 @@ class Transformers:
         return [
             timing for start in starts for timing in self._batch(work.jobs[start : start + work.in_flight])
         ]
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
+        import torch
+
+        found = []
+        for text in texts:
+            with torch.inference_mode():
+                logits = self._model(torch.tensor([text], device=self._model.device)).logits[0, :-1].float()
+            chosen = logits.log_softmax(-1).gather(1, torch.tensor(text[1:], device=logits.device)[:, None])
+            found.append(Scores(chosen[:, 0].tolist(), logits.argmax(-1).tolist()))
+        return found
 
     def _batch(self, jobs: list[Job]) -> list[Timing]:
         import torch

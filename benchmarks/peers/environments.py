@@ -24,6 +24,7 @@ LOCKS = Path(__file__).resolve().parent / "locks"
 FOLDER = Path(os.environ.get("GAPLESS_BENCHMARK_ENVIRONMENTS") or ROOT / "benchmarks/.environments").resolve()
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package includes the sources of llama.cpp
+LLAMA_PROGRAMS = ("llama-server", "llama-quantize")
 TCMALLOC = "libtcmalloc_minimal.so.4"
 LIBRARY_FOLDERS = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"))
 CMAKE = (
@@ -57,7 +58,8 @@ def ready(name: str) -> Environment:
 
 
 def make_if_needed(name: str, lock: Path, folder: Path) -> None:
-    digest = hashlib.sha256(lock.read_bytes() + LLAMA_CPP.encode() * (name == "llama_cpp")).hexdigest()
+    built = " ".join((LLAMA_CPP, *LLAMA_PROGRAMS)).encode() * (name == "llama_cpp")
+    digest = hashlib.sha256(lock.read_bytes() + built).hexdigest()
     made = folder / "made"
     if not made.exists() or made.read_text() != digest:
         make(name, lock, folder)
@@ -84,10 +86,10 @@ def make(name: str, lock: Path, folder: Path) -> None:
         )
     run(python, "-m", "pip", "install", "--no-deps", "-r", lock)
     if name == "llama_cpp":
-        build_llama_server(python, folder)
+        build_llama_cpp(python, folder)
 
 
-def build_llama_server(python: Path, folder: Path) -> None:
+def build_llama_cpp(python: Path, folder: Path) -> None:
     source, build = folder / "source", folder / "build"
     run(
         python,
@@ -104,8 +106,9 @@ def build_llama_server(python: Path, folder: Path) -> None:
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
     run("cmake", "-S", next(source.glob("*/vendor/llama.cpp")), "-B", build, *CMAKE)
-    run("cmake", "--build", build, "--target", "llama-server", "-j", num_cores())
-    shutil.copy(build / "bin" / "llama-server", folder / "bin")
+    run("cmake", "--build", build, "--target", *LLAMA_PROGRAMS, "-j", num_cores())
+    for name in LLAMA_PROGRAMS:
+        shutil.copy(build / "bin" / name, folder / "bin")
     shutil.rmtree(build)
     shutil.rmtree(source)
 

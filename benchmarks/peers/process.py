@@ -14,12 +14,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.common.scored_text import Scores
 from benchmarks.common.work import Job, Timing, Work
 from benchmarks.peers.setups import Setup
 from python_backends.linux.large_pages import with_large_pages
@@ -66,11 +67,12 @@ class EngineProcess:
 
     def run(self, work: Work) -> tuple[list[Timing], float]:
         """Returns timings, and the most memory that the engine's processes have had, in GiB."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(work)) + "\n")
-        self._process.stdin.flush()
-        answer = self._receive()
+        answer = self._ask(asdict(work))
         return [Timing(**timing) for timing in answer["timings"]], answer["peak_gib"]
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
+        """Returns those of texts; none for an engine that tells none."""
+        return [Scores(**each) for each in self._ask({"texts": texts})["scores"]]
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -83,6 +85,12 @@ class EngineProcess:
             self._process.wait()
         self._process.stdout.close()
 
+    def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return self._receive()
+
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -92,9 +100,9 @@ class EngineProcess:
         return answer
 
 
-def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
-    """Converts the checkpoint for an engine, once. Uses another process, whose memory and time do not count
-    as the engine's.
+def prepare_model(setup: Setup, directory: Path) -> None:
+    """Converts the checkpoint for an engine and its format, once. Uses another process, whose memory and time
+    do not count as the engine's.
     """
     command = [
         str(setup.environment.python),
@@ -103,17 +111,17 @@ def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
         "prepare",
         setup.worker,
         str(directory),
-        dtype,
+        setup.options.get("weights", "same"),
     ]
     subprocess.run(
         command, cwd=ROOT, env={**os.environ, **setup.environment.variables}, check=True, stdout=sys.stderr
     )
 
 
-def prepare(worker: str, directory: Path, dtype: str) -> None:
+def prepare(worker: str, directory: Path, weights: str) -> None:
     """Converts the checkpoint; does nothing for workers that read it unchanged."""
     if is_module(worker) and hasattr(module := worker_module(worker), "prepare"):
-        module.prepare(directory, dtype)
+        module.prepare(directory, weights)
 
 
 def serve(
@@ -129,16 +137,22 @@ def serve(
     engine = engine_class(worker)(directory, dtype, in_flight, max_model_tokens, **options)
     print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
     for line in sys.stdin:
-        timings = engine.run(read_work(json.loads(line)))
-        answer = {
-            "timings": [asdict(timing) for timing in timings],
-            "peak_gib": peak_gib(getattr(engine, "pid", os.getpid())),
-        }
-        print(json.dumps(answer), file=replies, flush=True)
+        print(json.dumps(answer_of(engine, json.loads(line))), file=replies, flush=True)
     if hasattr(engine, "close"):
         engine.close()
     sys.stderr.flush()
     os._exit(0)  # some engines' threads don't end by themselves
+
+
+def answer_of(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    if "texts" in asked:
+        scores = engine.score(asked["texts"]) if hasattr(engine, "score") else []
+        return {"scores": [asdict(each) for each in scores]}
+    timings = engine.run(read_work(asked))
+    return {
+        "timings": [asdict(timing) for timing in timings],
+        "peak_gib": peak_gib(getattr(engine, "pid", os.getpid())),
+    }
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -179,11 +193,11 @@ def peak_gib(pid: int) -> float:
     return own / 2**20 + sum(map(peak_gib, below))
 
 
-def main(what: str, worker: str, directory: str, dtype: str, *more: str) -> None:
+def main(what: str, worker: str, directory: str, kind: str, *more: str) -> None:
     if what == "prepare":
-        prepare(worker, Path(directory), dtype)
+        prepare(worker, Path(directory), kind)
     else:
-        serve(worker, Path(directory), dtype, int(more[0]), int(more[1]), json.loads(more[2]))
+        serve(worker, Path(directory), kind, int(more[0]), int(more[1]), json.loads(more[2]))
 
 
 if __name__ == "__main__":

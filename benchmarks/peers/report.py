@@ -4,13 +4,15 @@ JSON and a plot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common.scored_text import TextAgreement
 from benchmarks.common.work import Timing, Work
 from benchmarks.results_file import table as markdown
 from benchmarks.results_file import write_result
@@ -27,6 +29,8 @@ class Row:
     engine: str
     shape: str
     dtype: str
+    weights: str
+    in_flight: int
     round: int
     tok_s: float
     req_s: float
@@ -41,10 +45,14 @@ class Row:
     piece_p99_ms: float
     peak_rss_gib: float
 
+    @property
+    def case(self) -> str:
+        return f"{self.shape}, {self.dtype}, weights {self.weights}, {self.in_flight} in flight"
 
-FIGURES = tuple(
-    name for name in Row.__dataclass_fields__ if name not in ("engine", "shape", "dtype", "round")
-)
+
+ABOUT = ("engine", "shape", "dtype", "weights", "in_flight", "round")
+FIGURES = tuple(name for name in Row.__dataclass_fields__ if name not in ABOUT)
+NONE: Mapping[tuple[str, str], TextAgreement] = MappingProxyType({})
 SHOWN = (
     "tok_s",
     "latency_mean_s",
@@ -71,8 +79,22 @@ class Spread:
         return f"{self.median:.{digits}f} ({self.min:.{digits}f}–{self.max:.{digits}f})"
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What all engines that are compared with each other have. `weights`: how they keep them, as
+    `model.weights` has it. `at_once`: how many requests are in flight, in a pass of its own each.
+    """
+
+    shape: str
+    dtype: str
+    work: Work
+    weights: str = "same"
+    at_once: tuple[int, ...] = (16,)
+    num_busy: int = 0  # other processes that compute meanwhile
+
+
 def row_of(
-    engine: str, shape: str, dtype: str, number: int, timings: list[Timing], peak_rss_gib: float
+    engine: str, case: Case, in_flight: int, number: int, timings: list[Timing], peak_rss_gib: float
 ) -> Row:
     wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
     latencies = [timing.ended - timing.submitted for timing in timings]
@@ -81,8 +103,10 @@ def row_of(
     pieces = np.concatenate([np.diff(np.unique(timing.tokens)) for timing in timings]) * 1e3
     return Row(
         engine=engine,
-        shape=shape,
-        dtype=dtype,
+        shape=case.shape,
+        dtype=case.dtype,
+        weights=case.weights,
+        in_flight=in_flight,
         round=number,
         tok_s=sum(len(timing.tokens) for timing in timings) / wall,
         req_s=len(timings) / wall,
@@ -133,19 +157,20 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def by_engine(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Returns the rounds of each (shape, engine), in the order of their first round."""
+    """Returns the rounds of each (case, engine), in the order of their first round."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.shape, row.engine), []).append(row)
+        found.setdefault((row.case, row.engine), []).append(row)
     return found
 
 
 def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns a row for each engine and shape: median, smallest and largest value of each figure."""
+    """Returns a row for each engine and case: median, smallest and largest value of each figure."""
     return [
-        {"engine": engine, "shape": shape, "dtype": rounds[0].dtype, "rounds": len(rounds)}
+        {name: getattr(rounds[0], name) for name in ABOUT if name != "round"}
+        | {"rounds": len(rounds)}
         | {name: asdict(spread([getattr(row, name) for row in rounds])) for name in FIGURES}
-        for (shape, engine), rounds in by_engine(rows).items()
+        for rounds in by_engine(rows).values()
     ]
 
 
@@ -154,15 +179,15 @@ def ratios(rows: Sequence[Row]) -> dict[str, Spread]:
     engine, and over Gapless's loop alone.
     """
     found, made = by_engine(rows), {}
-    for shape, one in found:
-        for other_shape, other in found:
-            if other_shape != shape or not one.startswith("gapless") or one == other:
+    for case, one in found:
+        for other_case, other in found:
+            if other_case != case or not one.startswith("gapless") or one == other:
                 continue
-            if other.startswith("gapless") and other != "gapless":
+            if other.startswith("gapless") and other.partition(" ")[0] != "gapless":
                 continue
-            pairs = of_same_rounds(found[shape, one], found[shape, other])
+            pairs = of_same_rounds(found[case, one], found[case, other])
             if pairs:
-                made[f"{shape}: {one} / {other}"] = spread(
+                made[f"{case}: {one} / {other}"] = spread(
                     [mine.tok_s / theirs.tok_s for mine, theirs in pairs]
                 )
     return made
@@ -173,14 +198,24 @@ def of_same_rounds(ours: Sequence[Row], theirs: Sequence[Row]) -> list[tuple[Row
     return [(row, numbered[row.round]) for row in ours if row.round in numbered]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Returns a table of medians, with the smallest and largest value of the rounds in brackets."""
+def table(rows: Sequence[Row], agreements: Mapping[tuple[str, str], TextAgreement] = NONE) -> str:
+    """Returns a table of medians, with the smallest and largest value of the rounds in brackets.
+    `agreements`: by shape and engine.
+    """
     lines = [
-        {"shape": shape, "engine": engine}
+        {"shape": rounds[0].shape, "in flight": rounds[0].in_flight, "engine": engine}
         | {name: str(spread([getattr(row, name) for row in rounds])) for name in SHOWN}
-        for (shape, engine), rounds in by_engine(rows).items()
+        | (columns_of(agreements.get((rounds[0].shape, engine))) if agreements else {})
+        for (_, engine), rounds in by_engine(rows).items()
     ]
     return markdown(lines)
+
+
+def columns_of(agreement: TextAgreement | None) -> dict[str, str]:
+    return {
+        "likeliest": f"{agreement.likeliest:.3f}" if agreement else "",
+        "perplexity": f"{agreement.perplexity:.2f}" if agreement else "",
+    }
 
 
 def write_json(path: Path, rows: Sequence[Row], more: dict[str, Any]) -> None:
@@ -191,7 +226,7 @@ def write_json(path: Path, rows: Sequence[Row], more: dict[str, Any]) -> None:
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> None:
-    """Draws for each shape a panel of tokens per second and a panel of the time between tokens (p50 as a bar,
+    """Draws for each case a panel of tokens per second and a panel of the time between tokens (p50 as a bar,
     p99 as a dot).
     """
     import matplotlib
@@ -199,15 +234,13 @@ def write_plot(path: Path, rows: Sequence[Row]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = summaries(rows)
-    shapes = list(dict.fromkeys(row["shape"] for row in found))
+    cases = list(dict.fromkeys(row.case for row in rows))
     figure, panels = pyplot.subplots(
-        len(shapes), 2, figsize=(11, 1.2 + 0.38 * len(found) + len(shapes)), squeeze=False
+        len(cases), 2, figsize=(11, 1.2 + 0.38 * len(summaries(rows)) + len(cases)), squeeze=False
     )
-    for shape, (speed, gap) in zip(shapes, panels, strict=True):
-        shown = sorted(
-            (row for row in found if row["shape"] == shape), key=lambda row: float(row["tok_s"]["median"])
-        )
+    for case, (speed, gap) in zip(cases, panels, strict=True):
+        found = summaries([row for row in rows if row.case == case])
+        shown = sorted(found, key=lambda row: float(row["tok_s"]["median"]))
         names = [row["engine"] for row in shown]
         colours = ["#76b900" if name.startswith("gapless") else "#8a8f98" for name in names]
         medians = [row["tok_s"]["median"] for row in shown]
@@ -215,9 +248,7 @@ def write_plot(path: Path, rows: Sequence[Row]) -> None:
         above = [row["tok_s"]["max"] - row["tok_s"]["median"] for row in shown]
         bars = speed.barh(names, medians, xerr=[below, above], color=colours)
         speed.bar_label(bars, fmt="%.0f", padding=3)
-        speed.set(
-            title=f"shape {shape}, {shown[0]['dtype']}: output tokens/s, median and spread", xmargin=0.12
-        )
+        speed.set(title=f"{case}: output tokens/s, median and spread", xmargin=0.12)
         gap.barh(names, [row["itl_p50_ms"]["median"] for row in shown], color=colours)
         gap.plot([row["itl_p99_ms"]["median"] for row in shown], names, "k.", label="p99")
         gap.set(title="between tokens, ms: median and p99", xscale="log")

@@ -1,7 +1,8 @@
 """The rows of `peers`: worker, options and environment of each.
 
 A worker is a class in `engines.ENGINES` or a module of `workers/`. Options go to its constructor. A
-row has the name of its engine, or `engine@tokens` if a step has another number of tokens than usual.
+row has the name of its engine, and the format of its weights if they are not those of the checkpoint, or
+`engine@tokens` if a step has another number of tokens than usual.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.common.work import PEER_TOKEN_BUDGET
+from benchmarks.common.work import PEER_TOKEN_BUDGET, PUBLISHED
 from benchmarks.peers.environments import Environment, ready, vllm_variants
+
+OWN = {"int8": ("int8",), "int4": ("int4",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One row: an engine with its options. `variant` is the name of the variant if the engine has several."""
+    """One row: an engine with its options. `variant` is the name of the variant if the engine has several.
+
+    `formats`: in which formats it keeps weights of `int8` and of `int4`, as its worker names them.
+    """
 
     name: str
     worker: str
     options: dict[str, Any] = field(default_factory=dict)
+    formats: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     variant: str = ""
 
@@ -36,14 +43,14 @@ class Setup:
 SETUPS = {
     setup.name: setup
     for setup in (
-        Setup("gapless", "gapless"),
-        Setup("gapless_async", "gapless", {"steps_ahead": 1}),
-        Setup("gapless_torch", "gapless", {"kind": "torch", "cpp_layers": "off"}),
-        Setup("gapless_triton", "gapless_triton"),
-        Setup("openvino", "openvino"),
-        Setup("openvino_defaults", "openvino", {"default_kv_precision": True}),
-        Setup("vllm", "vllm"),
-        Setup("llama_cpp", "llama_cpp"),
+        Setup("gapless", "gapless", formats=OWN),
+        Setup("gapless_async", "gapless", {"steps_ahead": 1}, OWN),
+        Setup("gapless_torch", "gapless", {"kind": "torch", "cpp_layers": "off"}, OWN),
+        Setup("gapless_triton", "gapless_triton", formats=OWN),
+        Setup("openvino", "openvino", formats=OWN),
+        Setup("openvino_defaults", "openvino", {"default_kv_precision": True}, OWN),
+        Setup("vllm", "vllm", formats={"int8": ("W8A8",), "int4": ("AWQ",)}),
+        Setup("llama_cpp", "llama_cpp", formats={"int8": ("Q8_0",), "int4": ("Q4_0", "Q4_1", "Q4_K_M")}),
         Setup("transformers", "transformers"),
         Setup("transformers_continuous", "transformers_continuous"),
     )
@@ -57,23 +64,37 @@ DEFAULT = (
     "vllm",
 )
 NOT_ON_LARGE = ("gapless_torch",)  # a round takes long
+ON_PUBLISHED = ("gapless", "openvino", "vllm", "llama_cpp")
 BUDGETED = ("openvino", "openvino_defaults", "vllm")  # whose rows are measured with each token budget
 # whose tokens may differ from the reference in float32: its KV is quantised
 QUANTISED = ("openvino_defaults",)
 
 
 def default_engines(shape: str) -> list[str]:
+    if shape == PUBLISHED:
+        return list(ON_PUBLISHED)
     return [name for name in DEFAULT if shape == "S" or name not in NOT_ON_LARGE]
 
 
-def setups_of(names: Iterable[str], token_budgets: Iterable[int]) -> list[Setup]:
-    """Returns a row for each engine; for the peers, one for each token budget."""
+def setups_of(names: Iterable[str], token_budgets: Iterable[int], weights: str = "same") -> list[Setup]:
+    """Returns a row for each engine; for each of its formats of such weights; for the peers, for each token
+    budget. None for engines that have no such weights.
+    """
     budgets = list(token_budgets)
     made = []
     for name in names:
-        setup = SETUPS[name]
-        made += [with_budget(setup, budget) for budget in budgets] if name in BUDGETED else [setup]
+        for setup in with_formats(SETUPS[name], weights):
+            made += [with_budget(setup, budget) for budget in budgets] if name in BUDGETED else [setup]
     return made
+
+
+def with_formats(setup: Setup, weights: str) -> list[Setup]:
+    if weights == "same":
+        return [setup]
+    return [
+        replace(setup, name=f"{setup.name} {each}", options={**setup.options, "weights": each})
+        for each in setup.formats.get(weights, ())
+    ]
 
 
 def with_budget(setup: Setup, tokens: int) -> Setup:

@@ -6,13 +6,16 @@ import inspect
 import json
 import random
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from benchmarks import ROOT
 from benchmarks.common.models import SHAPES, VOCABULARY, make_tokenizer, num_tokens, text_of
+from benchmarks.common.scored_text import TextAgreement
 from benchmarks.common.work import (
     BLOCK_TOKENS,
     WORKS,
@@ -31,7 +34,18 @@ from benchmarks.peers.__main__ import LeftOut, Measurement, Peers, rotated
 from benchmarks.peers.check import Agreement
 from benchmarks.peers.environments import Environment, vllm_variants
 from benchmarks.peers.process import EngineProcess, engine_class, read_work
-from benchmarks.peers.report import FIGURES, Row, Spread, fields_of, line_of, ratios, row_of, summaries, table
+from benchmarks.peers.report import (
+    FIGURES,
+    Case,
+    Row,
+    Spread,
+    fields_of,
+    line_of,
+    ratios,
+    row_of,
+    summaries,
+    table,
+)
 from benchmarks.peers.setups import SETUPS, Setup, default_engines, setups_of
 
 
@@ -107,7 +121,7 @@ def test_a_line_says_which_work_it_was():
         "work longer: 2 requests, 16 in flight; prompts of up to 1,000 tokens, 1,500 in all; answers of up to"
         " 30, 50 in all"
     )
-    assert Measurement("float32", 1, work, [512], tries=False).about()["work"] == fields_of(work)
+    assert Measurement(Case("", "float32", work), 1, [512], tries=False).about()["work"] == fields_of(work)
 
 
 def test_a_round_has_the_lengths_of_the_others_and_no_prompt_of_theirs():
@@ -131,7 +145,7 @@ def test_every_sequence_of_ids_has_one_text(tmp_path: Path):
 
 def test_a_row_is_worked_out_by_hand():
     timings = [Timing(0.0, [1.0, 1.5, 3.0, 3.0], 3.0), Timing(1.0, [2.0], 5.0)]
-    row = row_of("some", "S", "bfloat16", 4, timings, 2.0)
+    row = row_of("some", Case("S", "bfloat16", Work([], 2)), 2, 4, timings, 2.0)
     assert (row.round, row.tok_s, row.req_s, row.latency_mean_s, row.ttft_p50_ms) == (
         4,
         5 / 5,
@@ -143,8 +157,12 @@ def test_a_row_is_worked_out_by_hand():
     assert row.piece_p50_ms == 1000.0  # 0.5 and 1.5 s: the last two tokens came together
 
 
-def row(engine: str, tok_s: float, number: int = 1) -> Row:
-    return Row(engine, "S", "bfloat16", number, *([tok_s] + [1.0] * (len(FIGURES) - 1)))
+CASE = "S, bfloat16, weights same, 16 in flight"
+
+
+def row(engine: str, tok_s: float, number: int = 1, weights: str = "same", in_flight: int = 16) -> Row:
+    figures = [tok_s] + [1.0] * (len(FIGURES) - 1)
+    return Row(engine, "S", "bfloat16", weights, in_flight, number, *figures)
 
 
 def test_ratios_are_medians_of_rounds_of_ours_over_theirs_and_through_triton_over_alone():
@@ -157,15 +175,62 @@ def test_ratios_are_medians_of_rounds_of_ours_over_theirs_and_through_triton_ove
         ]
     )
     assert found == {
-        "S: gapless / vllm": Spread(1.5, 1.0, 2.0),
-        "S: gapless_triton / gapless": Spread(0.9, 0.9, 1.0),
-        "S: gapless_triton / vllm": Spread(1.5, 0.9, 1.8),
+        f"{CASE}: gapless / vllm": Spread(1.5, 1.0, 2.0),
+        f"{CASE}: gapless_triton / gapless": Spread(0.9, 0.9, 1.0),
+        f"{CASE}: gapless_triton / vllm": Spread(1.5, 0.9, 1.8),
     }
+
+
+def test_ratios_are_of_engines_with_weights_of_one_width_and_as_many_requests_at_once():
+    rows = [
+        row("gapless", 10.0),
+        row("vllm", 5.0),
+        row("gapless", 4.0, in_flight=1),
+        row("gapless int8", 20.0, weights="int8"),
+        row("gapless_triton int8", 18.0, weights="int8"),
+        row("vllm W8A8", 8.0, weights="int8"),
+    ]
+    int8 = "S, bfloat16, weights int8, 16 in flight"
+    assert {name: ratio.median for name, ratio in ratios(rows).items()} == {
+        f"{CASE}: gapless / vllm": 2.0,
+        f"{int8}: gapless int8 / vllm W8A8": 2.5,
+        f"{int8}: gapless_triton int8 / gapless int8": 0.9,
+        f"{int8}: gapless_triton int8 / vllm W8A8": 2.25,
+    }
+
+
+def test_the_table_has_the_agreement_on_a_text_next_to_the_engine_that_has_one():
+    found = {("S", "vllm"): TextAgreement(0.951, 34.5)}
+    head, _, vllm, ours = table([row("vllm", 5.0), row("gapless", 10.0)], found).splitlines()
+    assert head.endswith("| likeliest | perplexity |")
+    assert vllm.endswith("| 0.951 | 34.50 |")
+    assert ours.endswith("|  |  |")
+    assert "likeliest" not in table([row("vllm", 5.0)])
+
+
+def test_fewer_at_once_get_fewer_requests():
+    work = load_work(quick=False)
+    for in_flight, count in ((1, 8), (4, 16), (16, 64)):
+        some = work.at_once(in_flight)
+        assert (some.in_flight, some.jobs) == (in_flight, work.jobs[:count])
+
+
+def test_an_engine_has_a_row_for_each_of_its_formats_and_none_without_one():
+    names = ["gapless", "llama_cpp", "transformers"]
+    rows = setups_of(names, [512], "int4")
+    assert [each.name for each in rows] == [
+        "gapless int4",
+        "llama_cpp Q4_0",
+        "llama_cpp Q4_1",
+        "llama_cpp Q4_K_M",
+    ]
+    assert [each.options["weights"] for each in rows] == ["int4", "Q4_0", "Q4_1", "Q4_K_M"]
+    assert [each.name for each in setups_of(names, [512])] == names
 
 
 def test_rounds_that_one_engine_did_not_finish_count_in_no_ratio():
     rows = [row("gapless", 10, 1), row("gapless", 40, 2), row("vllm", 5, 1)]
-    assert ratios(rows) == {"S: gapless / vllm": Spread(2.0, 2.0, 2.0)}
+    assert ratios(rows) == {f"{CASE}: gapless / vllm": Spread(2.0, 2.0, 2.0)}
 
 
 def test_the_table_and_the_summary_give_medians_and_between_which_the_rounds_lie():
@@ -254,6 +319,14 @@ def test_every_worker_takes_requests_in_flight_and_the_context_in_this_order(wor
     assert names[:4] == ["directory", "dtype", "in_flight", "max_model_tokens"]
 
 
+def test_an_engines_process_needs_none_of_the_projects_packages():
+    lacking = (
+        "import sys; sys.modules.update(dict.fromkeys(('tokenizers', 'torch', 'transformers', 'msgspec')))"
+    )
+    imports = "import benchmarks.peers.process, benchmarks.peers.workers.llama_cpp"
+    subprocess.run([sys.executable, "-c", f"{lacking}; {imports}"], cwd=ROOT, check=True)
+
+
 def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -313,7 +386,7 @@ def test_an_engine_with_other_float32_tokens_is_not_measured(monkeypatch: pytest
     monkeypatch.setattr(Peers, "start", lambda _self, setups: started.extend(setup.name for setup in setups))
     monkeypatch.setattr(peers, "make_model", lambda *_: None)
     monkeypatch.setattr(peers, "make_tokenizer", lambda *_: None)
-    measurement = Measurement("float32", 1, Work([], 1), [512], tries=False)
+    measurement = Measurement(Case("", "float32", Work([], 1)), 1, [512], tries=False)
     engines = ["gapless", "vllm", "openvino_defaults"]
     measurement.compare_tokens(engines)
     measurement.measure("S", engines)
@@ -336,7 +409,7 @@ def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     monkeypatch.setattr(environments, "run", fails)
     left_out = LeftOut()
-    made = Peers("S", "bfloat16", Work([], 1), tmp_path, left_out)
+    made = Peers(Case("S", "bfloat16", Work([], 1)), tmp_path, left_out)
     made.start([SETUPS["openvino"], SETUPS["vllm"]])
     assert list(left_out.reasons) == ["S: openvino", "S: vllm"]
     assert made.run(1) == []
@@ -360,7 +433,7 @@ def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         peers.time, "sleep", lambda seconds: happened.append("rest") if seconds >= 1 else None
     )
-    made = Peers("S", "bfloat16", Work([Job([1], 2)], 1), tmp_path, LeftOut())
+    made = Peers(Case("S", "bfloat16", Work([Job([1], 2)], 1), at_once=(1,)), tmp_path, LeftOut())
     made.start([SETUPS["gapless"], SETUPS["vllm"]])
     rows = made.run(1)
     assert happened == ["rest", "gapless", "rest", "vllm", "rest", "vllm", "rest", "gapless"]
@@ -370,5 +443,5 @@ def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: p
 def test_an_engine_for_which_there_is_no_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "free_gib", lambda: 3.0)
     left_out = LeftOut()
-    Peers("M", "bfloat16", Work([], 1), tmp_path, left_out).start([SETUPS["gapless"]])
+    Peers(Case("M", "bfloat16", Work([], 1)), tmp_path, left_out).start([SETUPS["gapless"]])
     assert "only 3.0 GiB" in left_out.reasons["M: gapless"]

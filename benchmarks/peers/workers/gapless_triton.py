@@ -25,10 +25,13 @@ from tests.support.server.serving import Gapless
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int, max_model_tokens: int) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, in_flight: int, max_model_tokens: int, weights: str = "same"
+    ) -> None:
         model = {
             "model.directory": directory,
             "model.dtype": dtype,
+            "model.weights": weights,
             "model.max_model_tokens": max_model_tokens,
         }
         engine = {

@@ -20,19 +20,19 @@ NAMES = {
 }
 
 
-def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
+def write_gguf(checkpoint: Path, path: Path) -> None:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, config["model_type"])
     write_sizes(writer, config)
     write_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config)
-    kind = gguf.GGMLQuantizationType.BF16 if dtype == "bfloat16" else gguf.GGMLQuantizationType.F32
     for name, values in tensors(checkpoint / "model.safetensors"):
         values = as_rotated(name, values, config)
-        if values.ndim == 1 or dtype == "float32":  # llama.cpp keeps norms and biases in float32
+        if values.ndim == 1 or values.dtype == np.float32:  # llama.cpp keeps norms and biases in float32
             writer.add_tensor(gguf_name(name), as_float32(values))
         else:
+            kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(gguf_name(name), values.view(np.uint8), raw_dtype=kind)
     for write in (
         writer.write_header_to_file,

@@ -5,29 +5,44 @@ HTTP, streaming, by a client on the same processors.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.http_streams import Event, HttpStreams
+from benchmarks.common.scored_text import Scores
 from benchmarks.common.work import PEER_TOKEN_BUDGET, Job, Timing, Work, num_cores
 from benchmarks.peers.workers.gguf_file import write_gguf
 from python_backends.linux.free_ports import free_ports
 
 KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 READY_S = 300
-MODEL = "model.gguf"
+JSON = {"Content-Type": "application/json"}
+FORCED = 1e6  # added to a logit: that token is chosen
 
 
-def prepare(directory: Path, dtype: str) -> None:
-    """Writes the model as llama.cpp reads it, in the folder of the checkpoint."""
-    if not (directory / MODEL).exists():
-        write_gguf(directory, directory / MODEL, dtype)
+def model_of(directory: Path, weights: str) -> Path:
+    return directory / f"{weights}.gguf"
+
+
+def prepare(directory: Path, weights: str) -> None:
+    """Writes the model as llama.cpp reads it, in the folder of the checkpoint, and in a format of its own."""
+    plain, path = model_of(directory, "same"), model_of(directory, weights)
+    if not plain.exists():
+        write_gguf(directory, plain)
+    if not path.exists():
+        subprocess.run([program("llama-quantize"), plain, path, weights, str(num_cores())], check=True)
+
+
+def program(name: str) -> Path:
+    return Path(sys.executable).parent / name
 
 
 class Streams(HttpStreams):
@@ -54,10 +69,11 @@ class Engine:
         in_flight: int,
         max_model_tokens: int,
         token_budget: int = PEER_TOKEN_BUDGET,
+        weights: str = "same",
     ) -> None:
         (port,) = free_ports(1)
         options: dict[str, Any] = {
-            "--model": directory / MODEL,
+            "--model": model_of(directory, weights),
             "--port": port,
             "--parallel": in_flight,
             "--ctx-size": in_flight * max_model_tokens,
@@ -70,11 +86,10 @@ class Engine:
             "--flash-attn": "on",
             "--cache-ram": 0,
         }
-        command = [
-            str(Path(sys.executable).parent / "llama-server"),
-            *(str(word) for pair in options.items() for word in pair),
-        ]
-        self._process = subprocess.Popen([*command, "--no-warmup", "--no-webui", "--log-disable"])
+        words = [str(word) for pair in options.items() for word in pair]
+        self._process = subprocess.Popen(
+            [program("llama-server"), *words, "--no-warmup", "--no-webui", "--log-disable"]
+        )
         self.pid = self._process.pid
         self._port = port
         await_health(port)
@@ -91,6 +106,18 @@ class Engine:
         with contextlib.closing(streams):
             return streams.run([body_of(job) | always for job in work.jobs])
 
+    def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
+        """Token by token: the next one is forced, whose log-probability the server tells as it was before."""
+        found = [Scores() for _ in texts]
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+            for scores, text in zip(found, texts, strict=True):
+                for end in range(1, len(text)):
+                    connection.request("POST", "/completion", json.dumps(forced(text[:end], text[end])), JSON)
+                    (told,) = json.loads(connection.getresponse().read())["completion_probabilities"]
+                    scores.log_probs.append(told["logprob"])
+                    scores.likeliest.append(told["top_logprobs"][0]["id"])
+        return found
+
     def close(self) -> None:
         self._process.terminate()
         self._process.wait()
@@ -99,6 +126,18 @@ class Engine:
 def body_of(job: Job) -> dict[str, Any]:
     follows = {"json_schema": json.loads(job.schema)} if job.schema else {}
     return {"prompt": job.prompt, "n_predict": job.max_tokens, **follows}
+
+
+def forced(prompt: Sequence[int], token: int) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "n_predict": 1,
+        "temperature": 0,
+        "n_probs": 1,
+        "logit_bias": [[token, FORCED]],
+        "ignore_eos": True,
+        "cache_prompt": True,
+    }
 
 
 def await_health(port: int) -> None:

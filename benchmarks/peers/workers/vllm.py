@@ -4,11 +4,19 @@ runs in the environment of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.scored_text import Scores
 from benchmarks.common.work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop
+from benchmarks.peers.workers.quantised_checkpoint import write_quantised
+
+
+def prepare(directory: Path, weights: str) -> None:
+    """Writes the checkpoint with weights of such a format, in its folder."""
+    if weights != "same" and not (directory / weights).exists():
+        write_quantised(directory, directory / weights, weights)
 
 
 class Engine:
@@ -19,23 +27,20 @@ class Engine:
         in_flight: int,
         max_model_tokens: int,
         token_budget: int = PEER_TOKEN_BUDGET,
-        takes_schemas: bool = False,
+        weights: str = "same",
     ) -> None:
-        """`takes_schemas`: answers may follow some, by xgrammar; it wants the tokenizer."""
         from vllm.config import StructuredOutputsConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        backend: Any = "xgrammar" if takes_schemas else "auto"
         arguments = EngineArgs(
-            model=str(directory),
+            model=str(directory if weights == "same" else directory / weights),
             dtype=dtype,
             max_model_len=max_model_tokens,
             max_num_seqs=in_flight,
             max_num_batched_tokens=token_budget,
             enable_prefix_caching=False,
-            skip_tokenizer_init=not takes_schemas,
-            structured_outputs_config=StructuredOutputsConfig(backend=backend),
+            structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._round = 0
@@ -47,6 +52,18 @@ class Engine:
     def run(self, work: Work) -> list[Timing]:
         self._round += 1
         return closed_loop(work, self._submit, self._step)
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+        found = []
+        for index, text in enumerate(texts):
+            self._engine.add_request(f"text-{index}", {"prompt_token_ids": list(text)}, sampling)
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    found += [scores_of(output.prompt_logprobs, text)] if output.finished else []
+        return found
 
     def _submit(self, index: int, job: Job) -> None:
         from vllm import SamplingParams
@@ -69,3 +86,12 @@ class Engine:
                 int(output.request_id.partition("-")[2]),
                 [token for each in output.outputs for token in each.token_ids],
             )
+
+
+def scores_of(told: Any, text: Sequence[int]) -> Scores:
+    """Of each token but the first vLLM tells its own and the most likely one's, with its rank."""
+    places = list(zip(told[1:], text[1:], strict=True))
+    return Scores(
+        [place[token].logprob for place, token in places],
+        [next(token for token, each in place.items() if each.rank == 1) for place, _ in places],
+    )
