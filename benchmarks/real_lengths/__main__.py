@@ -145,7 +145,7 @@ class Study:
         if self.tokens:
             counts = np.stack([baselines.counts_of(each) for each in self.tokens])
             cost = baselines.cost(lambda n: baselines.counts_of(self.tokens[n]), len(self.tokens))
-            served = baselines.served(self.answers, counts)
+            served = baselines.served(self.answers, counts, by_distance=False)
             yield Case(name, "tokens of the prompt, as served", served, us=cost)
         for layer in (0, self.layer(0.15)):
             where = "token embeddings" if layer == 0 else f"states of layer {layer} (needs the prompt)"

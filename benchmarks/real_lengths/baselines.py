@@ -17,7 +17,7 @@ from python_backends.prediction.features import features
 from python_backends.prediction.forest import Observations, grow
 from python_backends.prediction.history import Answered, AnswerHistory
 from python_backends.prediction.request_log import instruction_id
-from python_backends.prediction.state_model import KnownStates, learned
+from python_backends.prediction.state_model import KnownStates, learned, learned_by_distance
 from python_backends.prediction.token_counts import buckets_of, numbers_of
 
 NEAREST = 24  # answers
@@ -100,13 +100,16 @@ def _said(found: Sequence[LengthPrediction | None]) -> Said:
     return Said(means, means, np.stack([each.quantiles for each in told]).astype(np.float64))
 
 
-def served(answers: Answers, states: Floats) -> Predictor:
-    """What a server learns from `states` [n, width]; it chooses the strength of the ridge from the rows."""
+def served(answers: Answers, numbers: Floats, by_distance: bool = True) -> Predictor:
+    """What a server learns from `numbers` [n, width]: states, or counts of tokens, which it does not take
+    distances of; it chooses the strength of the ridge from the rows.
+    """
 
     def predict(seen: np.ndarray, asked: np.ndarray) -> Said:  # type: ignore[type-arg]
         lengths = answers.lengths[seen, 0].astype(np.float32)
-        model = learned(KnownStates(0, states[seen], lengths, answers.ended[seen, 0]))
-        return _said([model.predict(state, 0, int(answers.most)) for state in states[asked]])
+        known = KnownStates(0, numbers[seen], lengths, answers.ended[seen, 0])
+        model = learned_by_distance(known)[0] if by_distance else learned(known)
+        return _said([model.predict(each, 0, int(answers.most)) for each in numbers[asked]])
 
     return predict
 

@@ -1,4 +1,5 @@
-"""Ridge regression of log length: all strengths at the cost of one, each row also as the others predict it.
+"""Ridge regression of log length, on numbers or on distances: all strengths at the cost of one, each row also
+as the others predict it.
 
 An answer that was cut short only says "at least so long": its log length becomes what the regression expects
 of one that is at least so long (Buckley and James 1979), again and again until that is settled. Called by
@@ -7,7 +8,7 @@ of one that is at least so long (Buckley and James 1979), again and again until 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ STRENGTHS = tuple(10.0**power for power in np.arange(2.0, 5.5, 0.5))
 ALLOWED_ERROR = 1.05
 ROUNDS = 6  # of Buckley and James's rule
 MOST_LEVERAGE = 0.999
+SMALLEST = 1e-6  # of the largest: a direction of the centres that says less is left out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,35 +34,56 @@ class Ridge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decomposed:
-    """Standardised features in their principal directions, or rather those of the rows, where there are fewer
-    rows than features: what all strengths have in common.
+    """Features in their principal directions, or rather those of the rows, where there are fewer rows than
+    features: what all strengths have in common.
     """
 
     mean: Doubles  # [features]
-    scale: Doubles  # [features]
     left: Doubles  # [rows, k] orthonormal
     values: Doubles  # [k] squares of the singular values
     back: Doubles  # [features, k]
 
     @staticmethod
-    def of(features: Floats) -> Decomposed:
+    def of(features: Floats, is_each_scaled: bool = True) -> Decomposed:
+        """Of features with a variance of 1: each of them, or on average, so that what is rare stays small."""
         x = features.astype(np.float64)
-        mean, scale = x.mean(axis=0), x.std(axis=0)
-        scale[scale < EPSILON] = 1.0
-        x = (x - mean) / scale
+        mean, scale = x.mean(axis=0), deviations(x)
+        if not is_each_scaled:
+            scale = np.full_like(mean, max(float(np.sqrt(x.var(axis=0).mean())), EPSILON))
+        found = Decomposed._of((x - mean) / scale)
+        return replace(found, mean=mean, back=found.back / scale[:, None])
+
+    @staticmethod
+    def of_distances(distances: Doubles, between: Doubles, size: int) -> Decomposed:
+        """Of the `distances` [rows, centres], and those `between` the centres: kernel ridge regression with
+        the kernel -distance, whose functions are sums over the centres (Nyström's method). The variances add
+        up to `size`, so that a strength means the same as for so many standardised features.
+        """
+        away = between - between.mean(axis=0)
+        values, vectors = np.linalg.eigh(away.mean(axis=1)[:, None] - away)
+        keep = values > SMALLEST * values.max(initial=EPSILON)
+        mean, into = distances.mean(axis=0), -vectors[:, keep] / np.sqrt(values[keep])
+        x = (distances - mean) @ into
+        scale = np.sqrt(size / max(float(np.square(x).sum(axis=1).mean()), EPSILON))
+        found = Decomposed._of(x * scale)
+        return replace(found, mean=mean, back=into @ found.back * scale)
+
+    @staticmethod
+    def _of(x: Doubles) -> Decomposed:
+        """Of `x` [rows, features], whose mean is 0."""
         is_wide = x.shape[0] <= x.shape[1]
         values, vectors = np.linalg.eigh(x @ x.T if is_wide else x.T @ x)
-        keep = values > EPSILON * max(values[-1], EPSILON)
+        keep = values > EPSILON * values.max(initial=EPSILON)
         values, vectors = values[keep], vectors[:, keep]
         others = (x.T if is_wide else x) @ vectors / np.sqrt(values)
         left, back = (vectors, others) if is_wide else (others, vectors)
-        return Decomposed(mean, scale, left, values, back)
+        return Decomposed(np.zeros(x.shape[1]), left, values, back)
 
     def fit(self, targets: Doubles, strength: float) -> Ridge:
         middle = float(targets.mean())
         inner = self.left.T @ (targets - middle)
         shrunk = self.values / (self.values + strength)
-        weights = self.back @ (shrunk * inner / np.sqrt(self.values)) / self.scale
+        weights = self.back @ (shrunk * inner / np.sqrt(self.values))
         fitted = middle + self.left @ (shrunk * inner)
         leverage = np.minimum((self.left**2) @ shrunk + 1 / len(targets), MOST_LEVERAGE)
         left_out = targets - (targets - fitted) / (1 - leverage)
@@ -74,11 +97,14 @@ class Decomposed:
         return ridge
 
 
-def fit(features: Floats, logs: Doubles, ended: Flags) -> Ridge:
-    """Of `features` [rows, features] and `logs` [rows] of lengths; where not `ended`, of the least that the
-    length can be.
-    """
-    decomposed = Decomposed.of(features)
+def deviations(x: Doubles) -> Doubles:
+    """[features] standard deviations, and 1 of what is always the same."""
+    scale: Doubles = x.std(axis=0)
+    return np.where(scale < EPSILON, 1.0, scale)
+
+
+def fit(decomposed: Decomposed, logs: Doubles, ended: Flags) -> Ridge:
+    """Of `logs` [rows] of lengths; where not `ended`, of the least that the length can be."""
     errors = [
         float(np.square(decomposed.fit(logs, strength).left_out - logs).mean()) for strength in STRENGTHS
     ]

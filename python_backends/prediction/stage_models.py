@@ -23,7 +23,8 @@ from python_backends.prediction.state_model import (
     KnownStates,
     StateModel,
     StateModelError,
-    learned_with_logs,
+    learned,
+    learned_by_distance,
     of_ridge,
 )
 
@@ -60,12 +61,17 @@ class StageModels:
     @staticmethod
     def load(path: Path) -> StageModels:
         """Raises StateModelError."""
-        names = [each.name for each in fields(StateModel)]
+        names = [each.name for each in fields(StateModel)]  # a file of a version before may lack the newest
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 here = [stage for stage in STAGES if f"{name_of(stage)}.layer" in arrays]
                 found = {
-                    stage: {name: arrays[f"{name_of(stage)}.{name}"] for name in names} for stage in here
+                    stage: {
+                        name: arrays[place]
+                        for name in names
+                        if (place := f"{name_of(stage)}.{name}") in arrays
+                    }
+                    for stage in here
                 }
             models = {stage: StateModel.of_arrays(each) for stage, each in found.items()}
         except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
@@ -80,10 +86,10 @@ def learned_stages(known: Mapping[int, KnownStates]) -> StageModels:
     models: dict[int, StateModel] = {}
     enough = {stage: each for stage, each in known.items() if len(each) >= MIN_ANSWERS}
     if TEXT in enough:
-        models[TEXT], _ = learned_with_logs(enough[TEXT])
+        models[TEXT] = learned(enough[TEXT])
     if PROMPT_END in enough:
         prompts = enough[PROMPT_END]
-        models[PROMPT_END], said = learned_with_logs(prompts)
+        models[PROMPT_END], said = learned_by_distance(prompts)
         for stage in WRITTEN:
             model = (
                 _later(stage, enough[stage], prompts, models[PROMPT_END], said) if stage in enough else None

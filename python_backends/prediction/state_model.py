@@ -1,5 +1,6 @@
-"""Predicts a length from some numbers: a ridge regression of log length, and around it the distribution of
-the answers of which nearly the same was predicted.
+"""Predicts a length from some numbers, or from how far a state is from those of some answers: a ridge
+regression of log length, and around it the distribution of the answers of which nearly the same was
+predicted.
 
 How far those were from what the others predict of them says how far this one may be: quantiles by conformal
 prediction, with Kaplan and Meier's estimate where answers were cut short. There is one for each stage
@@ -8,7 +9,7 @@ prediction, with Kaplan and Meier's estimate where answers were cut short. There
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Floats, LengthPrediction
 from python_backends.prediction.lengths import LEVELS, Doubles, Flags, distribution, order, predict
-from python_backends.prediction.ridge import Ridge, fit
+from python_backends.prediction.ridge import Decomposed, Ridge, deviations, fit
 
 NEIGHBOURS = 100  # answers whose residuals make a distribution
-
+CENTRES = 300  # answers, at most, from whose states distances are taken
 
 HALF: Doubles = np.array([0.5])
 BEYOND = 0.25  # of its tokens: what is to come of an answer that is longer than all that were like it
@@ -32,11 +33,14 @@ class StateModelError(ValueError):
 @dataclass(frozen=True, slots=True, eq=False)
 class StateModel:
     layer: int  # after which the states were taken; `token_counts.LAYER`: no states, but counts of tokens
-    weights: Doubles  # [hidden]
+    weights: Doubles  # [hidden], or of the distances [centres]
     offset: float
     logs: Doubles  # [answers] ascending: log length of each as the others predict it
     lengths: Doubles  # [answers] tokens
     ended: Flags  # [answers] false: cut short
+    # [centres, hidden] states of answers, each number divided by its `scale` [hidden]; none: no distances
+    centres: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    scale: Floats = field(default_factory=lambda: np.ones(0, np.float32))
 
     def predict(self, state: Floats, layer: int, most: int) -> LengthPrediction | None:
         """Of an answer of at most `most` tokens. None if `state` is not what was learned from, or no
@@ -53,9 +57,12 @@ class StateModel:
 
     def log_length(self, state: Floats, layer: int) -> float | None:
         """What the regression says; None as in `predict`."""
-        if layer != self.layer or state.shape != self.weights.shape:
+        has_centres = len(self.centres) > 0
+        if layer != self.layer or state.shape != (self.scale if has_centres else self.weights).shape:
             return None
-        middle = float(state @ self.weights) + self.offset
+        with np.errstate(over="ignore", invalid="ignore"):  # a state that is no number, or nearly
+            numbers = distances(state / self.scale, self.centres) if has_centres else state
+            middle = float(numbers @ self.weights) + self.offset
         return float(np.clip(middle, 0.0, np.log(self.lengths.max()))) if np.isfinite(middle) else None
 
     def to_come(self, middle: float, written: int = 0) -> float:
@@ -90,6 +97,8 @@ class StateModel:
         model = StateModel(**found | numbers)
         if not len(model.logs) or not len(model.logs) == len(model.lengths) == len(model.ended):
             raise StateModelError(f"{len(model.logs)} answers, {len(model.lengths)} lengths")
+        if len(model.centres) and model.centres.shape != (len(model.weights), len(model.scale)):
+            raise StateModelError(f"centres {model.centres.shape}, {len(model.weights)} weights")
         return model
 
 
@@ -109,14 +118,35 @@ class KnownStates:
 
 
 def learned(known: KnownStates) -> StateModel:
-    return learned_with_logs(known)[0]
-
-
-def learned_with_logs(known: KnownStates) -> tuple[StateModel, Doubles]:
-    """And the log length of each answer [answers] as the others predict it."""
+    """From the numbers themselves, which are of one kind."""
     lengths = known.lengths.astype(np.float64)
-    ridge = fit(known.states, np.log(lengths), known.ended)
-    return of_ridge(known.layer, ridge, lengths, known.ended)
+    ridge = fit(Decomposed.of(known.states, is_each_scaled=False), np.log(lengths), known.ended)
+    return of_ridge(known.layer, ridge, lengths, known.ended)[0]
+
+
+def learned_by_distance(known: KnownStates) -> tuple[StateModel, Doubles]:
+    """From the distances of the states from those of at most `CENTRES` of these answers. And the log length
+    of each answer [answers] as the others predict it.
+    """
+    lengths = known.lengths.astype(np.float64)
+    scale = deviations(known.states.astype(np.float64)).astype(np.float32)
+    states = known.states / scale
+    count = min(CENTRES, len(states))
+    centres = states[np.linspace(0, len(states) - 1, count).round().astype(int)]
+    away, between = (
+        np.stack([distances(each, centres) for each in some]).astype(np.float64) for some in (states, centres)
+    )
+    decomposed = Decomposed.of_distances(away, between, states.shape[1])
+    ridge = fit(decomposed, np.log(lengths), known.ended)
+    model, logs = of_ridge(known.layer, ridge, lengths, known.ended)
+    return replace(model, centres=centres, scale=scale), logs
+
+
+def distances(state: Floats, centres: Floats) -> Floats:
+    """[centres] of `state` [hidden] from each."""
+    differences = centres - state
+    found: Floats = np.sqrt(np.einsum("ij,ij->i", differences, differences))
+    return found
 
 
 def of_ridge(layer: int, ridge: Ridge, lengths: Doubles, ended: Flags) -> tuple[StateModel, Doubles]:
