@@ -1,8 +1,9 @@
 """Predicts lengths from the tokens of prompts, and from hidden states at their ends and while answers are
 written, with the newest regressions that the learner has published.
 
-A thread of its own looks for new versions, so that no stream waits for a disk; a prediction is a product of arrays.
-An error is logged once, and the version before goes on predicting. Used by the scheduler model.
+A thread of its own looks for new versions, so that no stream waits for a disk; a prediction is a
+product of arrays. An error is logged once, and the version before goes on predicting. Used by the scheduler
+model.
 """
 
 from __future__ import annotations
