@@ -313,7 +313,11 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", "", "text_input = 0 tokens: must have at least 1"),
     ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
     ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
-    ("text_input", "a" * 4097, "text_input = 4097 bytes: must be at most 4096 (32 a token of this model's"),
+    (
+        "text_input",
+        "a" * 4097,
+        "text_input = 4097 bytes: must be at most 4096 (32 a token of this model's context)",
+    ),
     (
         "text_input",
         np.array([["a"], ["b"]], object),
