@@ -225,6 +225,7 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
     policy = (
         policies.MAX_UTILIZATION if chosen.capacity == "max_utilization" else policies.GUARANTEED_NO_EVICT
     )
+    lora_config = _lora_config(adapters) if adapters else None
     try:
         return LLM(
             model=str(settings.model_directory),
@@ -247,7 +248,7 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
             stream_interval=1,
             enable_iter_perf_stats=True,  # what it costs has not been measured
             enable_lora=bool(adapters),
-            lora_config=_lora_config(adapters) if adapters else None,
+            lora_config=lora_config,
             **_more_arguments(chosen.arguments),
         )
     except (TypeError, ValueError) as error:
