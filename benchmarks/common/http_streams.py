@@ -8,6 +8,7 @@ answer over HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
@@ -43,6 +44,8 @@ class HttpStreams:
         # the answer on a connection: its parts and when each arrived
         self._came: dict[socket.socket, list[tuple[float, bytes]]] = {}
         self._asked: dict[socket.socket, Timing] = {}
+        self._sent: dict[socket.socket, bytes] = {}
+        self._has_answered: set[socket.socket] = set()
         self.num_events = 0
 
     def _connected(self) -> socket.socket:
@@ -80,22 +83,33 @@ class HttpStreams:
 
     def _submit(self, fields: Event) -> Timing:
         connection, timing = self._free.pop(), Timing(time.perf_counter(), [])
-        self._asked[connection], self._came[connection] = timing, []
         body = json.dumps(fields).encode()
-        connection.sendall(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self._send(connection, timing, f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         return timing
+
+    def _send(self, connection: socket.socket, timing: Timing, request: bytes) -> None:
+        self._asked[connection], self._came[connection], self._sent[connection] = timing, [], request
+        with contextlib.suppress(ConnectionError):  # closed by the server, which `_take` finds
+            connection.sendall(request)
 
     def _take(self, connection: socket.socket) -> None:
         """Reads the data that has arrived on a connection; handles the end of the answer if it is there. A
-        server closes a connection that has been idle for some seconds: a new one takes its place.
+        server closes a connection that has been idle for some seconds: a new one takes its place. llama.cpp's
+        closes it after every streamed answer: what was sent meanwhile is sent again.
         """
-        part = connection.recv(1 << 16)
+        try:
+            part = connection.recv(1 << 16)
+        except ConnectionError:
+            part = b""
         if connection in self._free:
-            self._ready.unregister(connection)
-            connection.close()
+            self._drop(connection)
             self._free[self._free.index(connection)] = self._connected()
             return
         came = self._came[connection]
+        if not part and not came and connection in self._has_answered:
+            self._drop(connection)
+            self._send(self._connected(), self._asked.pop(connection), self._sent.pop(connection))
+            return
         came.append((time.perf_counter(), part))
         if not part:
             raise RuntimeError(
@@ -105,7 +119,13 @@ class HttpStreams:
             len(part) < len(END) and b"".join(each for _, each in came[-len(END) :]).endswith(END)
         ):
             self._read(came, self._asked.pop(connection))
+            self._has_answered.add(connection)
             self._free.append(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._ready.unregister(connection)
+        self._has_answered.discard(connection)
+        connection.close()
 
     def _read(self, came: list[tuple[float, bytes]], timing: Timing) -> None:
         """Reads the events of an answer. Each has the time at which its end arrived."""

@@ -136,10 +136,12 @@ def serve(
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     engine = engine_class(worker)(directory, dtype, in_flight, max_model_tokens, **options)
     print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer_of(engine, json.loads(line))), file=replies, flush=True)
-    if hasattr(engine, "close"):
-        engine.close()
+    try:
+        for line in sys.stdin:
+            print(json.dumps(answer_of(engine, json.loads(line))), file=replies, flush=True)
+    finally:  # a server of its own would be left
+        if hasattr(engine, "close"):
+            engine.close()
     sys.stderr.flush()
     os._exit(0)  # some engines' threads don't end by themselves
 

@@ -1,0 +1,62 @@
+"""The client of the benchmarks that serve, and servers that close connections."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from threading import Thread
+
+import pytest
+
+from benchmarks.common.http_streams import END, HttpStreams
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@contextlib.contextmanager
+def served(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that answers one connection after the other, and closes each."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        answer(connection)
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def streams(port: int) -> HttpStreams:
+    return HttpStreams(
+        port, "/completion", 1, lambda event: len(event["tokens"]), lambda event: event["stop"]
+    )
+
+
+def one_answer(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    event = b"data: " + json.dumps({"tokens": [1, 2], "stop": True}).encode() + b"\n\n"
+    connection.sendall(HEAD + b"%x\r\n" % len(event) + event + b"\r\n" + END)
+
+
+def test_a_request_is_sent_again_where_the_server_closes_after_every_answer() -> None:
+    with served(one_answer) as port, contextlib.closing(streams(port)) as asked:
+        timings = asked.run([{"number": number} for number in range(20)])
+    assert [len(timing.tokens) for timing in timings] == [2] * 20
+    assert all(timing.ended for timing in timings)
+
+
+def test_a_server_that_closes_instead_of_its_first_answer_ends_the_run() -> None:
+    with (
+        served(lambda connection: connection.recv(1 << 16)) as port,
+        contextlib.closing(streams(port)) as asked,
+        pytest.raises(RuntimeError, match="closed"),
+    ):
+        asked.run([{}])
