@@ -20,7 +20,7 @@ def remove_adapter(asked: str, adapters: Path | None, jobs: Path) -> None:
     if not versions:
         said = f"model = {asked[:64]!r}: there is no such adapter with versions"
         raise ProblemError(404, said, "model_not_found", "model")
-    made = {job.options.get("adapter") for job in all_jobs(jobs)}
+    made = set[str]().union(*(job.adapters for job in all_jobs(jobs)))
     for version in versions:
         if f"{name}@{version.name}" not in made:
             said = "no job of this server has made it; take it out of adapters.directory"

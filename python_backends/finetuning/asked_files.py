@@ -54,7 +54,9 @@ class AskedFiles:
             adapter = publish_state(self._job, state, directory)
         except (JobError, OSError) as error:
             return asks.Refused(f"the adapter can't be served: {error}")
-        if not name:
+        if name:
+            self._job.add_adapter(adapter)
+        else:
             for old in numbered(directory)[:-NUM_SHORT_LIVED]:
                 shutil.rmtree(old, ignore_errors=True)
         self._files.published()

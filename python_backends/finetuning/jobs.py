@@ -35,6 +35,7 @@ log = logging.getLogger("gapless.finetuning")
 
 START = "start.safetensors"
 EVENT = {"created_at": int | float, "message": str}  # what is read of a line
+ADAPTER = {"adapter": str}
 LOSS = {"step": int, "loss": int | float, "tokens": int}
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -124,6 +125,15 @@ class Job:
     @property
     def losses(self) -> list[dict[str, Any]]:
         return self._lines("losses", LOSS)
+
+    @property
+    def adapters(self) -> set[str]:
+        """What it has published and outlives it, as name@version."""
+        found = {str(line["adapter"]) for line in self._lines("adapters", ADAPTER)}
+        return found | {str(self.options["adapter"])} if self.options.get("adapter") else found
+
+    def add_adapter(self, adapter: str) -> None:
+        self._append("adapters", {"adapter": adapter})
 
     def add_loss(self, **line: float) -> None:
         self._append("losses", line)

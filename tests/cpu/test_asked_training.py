@@ -217,6 +217,7 @@ def test_adapters_without_a_name_end_with_the_job_and_others_stay(led: Led) -> N
     while led.trainer.piece.kind != "end":
         led.trainer.do(7)
     assert sorted(path.name for path in led.adapters.iterdir()) == ["law"]
+    assert Job(led.job.directory).adapters == {"law@1", "law@2"}, "what may be removed by its name"
     assert not (led.job.directory / ask_files.ASKS).exists()
     assert Job(led.job.directory).status == "cancelled"
 

@@ -131,6 +131,8 @@ def test_the_loss_falls_and_samples_change_and_streams_beside_it_do_not(
     opened.finish()
     wait_for(lambda: sorted(each.name for each in adapters.iterdir()) == ["shout"], 30)
     assert said(front.get("/v1/fine_tuning/jobs"))["data"][0]["status"] == "cancelled"
+    assert said(front.delete("/v1/models/shout@1"))["deleted"]
+    wait_for(lambda: "shout" not in {each["id"] for each in said(front.get("/v1/models"))["data"]}, 30)
 
 
 def test_a_model_whose_instance_has_died_has_failed_and_the_server_goes_on(

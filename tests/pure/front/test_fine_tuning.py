@@ -171,6 +171,23 @@ def write_adapter(directory: Path) -> None:
         (directory / name).write_text("{}")
 
 
+def test_what_a_caller_of_a_job_has_published_is_removed_too(
+    trains: openai.OpenAI, directory: Path, tmp_path: Path
+) -> None:
+    """While the job goes on, and after it."""
+    shout, job = tmp_path / "adapters/shout", queued(directory)
+    for number in ("1", "2", "3"):
+        write_adapter(shout / number)
+        job.add_adapter(f"shout@{number}")
+    assert trains.models.delete("shout@1").deleted
+    job.end("cancelled", "its caller has left")
+    write_adapter(shout / "4")
+    with pytest.raises(openai.PermissionDeniedError, match="shout@4: no job of this server has made it"):
+        trains.models.delete("shout")
+    assert trains.models.delete("shout@3").deleted
+    assert [path.name for path in sorted(shout.iterdir()) if path.is_dir()] == ["2", "4"]
+
+
 def test_the_model_of_a_job_is_removed_and_its_number_is_not_used_again(
     trains: openai.OpenAI, directory: Path, tmp_path: Path
 ) -> None:
