@@ -4,7 +4,7 @@ PyTorch's own files, whole or in shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from python_backends.checkpoint.added_tokens import complete
 from python_backends.checkpoint.digests import digest_of
 from python_backends.checkpoint.quantisation import read_layout
 from python_backends.checkpoint.quantised_tensors import QuantisedTensors
+from python_backends.checkpoint.rows import in_pieces
 from python_backends.checkpoint.source import CheckpointError, Stored
 from python_backends.checkpoint.tables import read_table, text_part
 from python_backends.checkpoint.templates import find_template
@@ -84,6 +85,9 @@ class DirectorySource:
             return weight_files.read(stored, self._stored[stored], device)
 
         return read(name) if self._quantised is None else self._quantised.read(name, read)
+
+    def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[torch.Tensor]:
+        return in_pieces(self.read(name, dtype=dtype))
 
     @cached_property
     def _stored(self) -> Mapping[str, Stored]:

@@ -5,7 +5,7 @@ Called by everything that reads a checkpoint; `opening.open_source` makes one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,6 +71,12 @@ class Source(Protocol):
     ) -> torch.Tensor:
         """A tensor of `tensors`, in the type in which it is stored; of GGUF in float32, or a matrix in
         `dtype`, without a copy in float32 of all of it. Brings torch along.
+        """
+        ...
+
+    def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[torch.Tensor]:
+        """Those of an embedding or a head as `read` gives them, some at a time, so that not all of them need
+        memory at once. The caller may give a piece's memory back.
         """
         ...
 

@@ -18,7 +18,9 @@ def give_back_freed_memory() -> None:
 
 
 def give_back_pages(address: int, num_bytes: int) -> None:
-    """All whole pages of a piece of memory that is not freed yet. They read as zeros afterwards."""
+    """All whole pages of a piece of memory that is not freed yet. They read as zeros afterwards, those of a
+    mapped file as the file.
+    """
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0:

@@ -38,7 +38,7 @@ from python_backends.engine.model.description import (
     Rotary,
 )
 from python_backends.engine.model.four_bits import numbers
-from python_backends.engine.model.quantised import grouped, quantise, quantised
+from python_backends.engine.model.quantised import AS_IT_IS, grouped, quantise
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
@@ -124,9 +124,10 @@ def random_layer(
     """
     query_width, kv_width = heads.query_width, heads.kv_width
     widths = (query_width, kv_width) if wide_norms else (heads.head_dim, heads.head_dim)
+    kept = grouped if int4 else quantise if int8 else AS_IT_IS.product
     attention = Attention(
-        random_linear(query_width + 2 * kv_width, HIDDEN, bias),
-        random_linear(HIDDEN, query_width, bias),
+        kept(random_linear(query_width + 2 * kv_width, HIDDEN, bias)),
+        kept(random_linear(HIDDEN, query_width, bias)),
         random_norm(widths[0]) if norms or wide_norms else None,
         random_norm(widths[1]) if norms or wide_norms else None,
         0 if turns else None,
@@ -134,8 +135,8 @@ def random_layer(
         softcap,
     )
     up, down = random_linear((1 + gated) * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
-    feed_forward = FeedForward(up, down, activation, gated)
-    layer = Layer(
+    feed_forward = FeedForward(kept(up), kept(down), activation, gated)
+    return Layer(
         attention,
         feed_forward,
         random_norm(kind=kind, bias=bias) if normed_before else None,
@@ -145,7 +146,6 @@ def random_layer(
         parallel=parallel,
         residual_scale=residual_scale,
     )
-    return quantised(layer, grouped if int4 else quantise) if int8 or int4 else layer
 
 
 def linear(x: Tensor, by: Linear) -> Tensor:
@@ -224,16 +224,17 @@ class Random:
     def rounded(self, x: Tensor) -> Tensor:
         return x.to(self.dtype).float()
 
-    def described(self) -> Model:
+    def described(self, rounds_head: bool = False) -> Model:
         """In its type."""
         own, embedding = of_type(self.head, self.dtype), self.embedding.to(self.dtype, copy=True)
         is_tied = self.head.weight is self.embedding
         head = Linear(embedding if is_tied else own.weight.clone(), own.bias)  # packing uses it up
+        head = quantise(head) if rounds_head else head
         return Model(
             self.heads,
             (self.rotary,),
             len(self.layers),
-            embedding,
+            head.weight if is_tied else embedding,
             None if self.positions is None else self.positions.to(self.dtype),
             self.embedding_scale,
             self.norm,
@@ -305,7 +306,7 @@ class Computed:
         heads = model.heads
         shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
         self._cache = KVCache(shape, 32, torch.device("cpu"))
-        described = PackedModel(model.described(), POSITIONS, state_layer, rounds_head)
+        described = PackedModel(model.described(rounds_head), POSITIONS, state_layer)
         described.take(model.described_layers())
         self._open = described.open(path, self._cache, threads)
         gated = model.layers[0].feed_forward.gated

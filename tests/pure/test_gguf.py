@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from python_backends.checkpoint.digests import fingerprint
-from python_backends.checkpoint.gguf import tensors
 from python_backends.checkpoint.gguf.header import read_header
 from python_backends.checkpoint.gguf.splits import WORDS
 from python_backends.checkpoint.opening import open_source
@@ -28,11 +27,8 @@ from python_backends.text.door.door import open_door
 from tests.support.gguf_files import EMBEDDING, KEY, LLAMA, blocks, byte_level, sentence_piece, write
 
 FIELDS = LLAMA | byte_level()
-DEQUANTISED = [
-    kind
-    for kind in gguf.GGMLQuantizationType
-    if kind in gguf.quants._type_traits  # the types that the package can dequantise
-]
+PLAIN = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+DEQUANTISED = (*PLAIN, *gguf.quants._type_traits)  # the types that the package can dequantise
 
 
 def refusal(path: Path, ask: Callable[[Any], object] = lambda source: source.config) -> str:
@@ -73,29 +69,30 @@ def test_the_header_is_that_which_the_package_reads(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", DEQUANTISED, ids=lambda kind: kind.name)
-def test_every_type_that_the_package_dequantises_is_read_as_by_its_own_reader(
-    tmp_path: Path, kind: gguf.GGMLQuantizationType
+@pytest.mark.parametrize("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
+def test_every_type_is_read_as_the_package_dequantises_it_or_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: gguf.GGMLQuantizationType
 ) -> None:
-    path = write(
-        tmp_path / "a.gguf", FIELDS, EMBEDDING | {"before": np.ones(3, np.float32), "a": blocks(kind, 4, 512)}
-    )
-    stored = open_source(path).tensors["a"]
-    assert (stored.shape, stored.dtype) == ((4, 512), kind.name)
+    """All at once, and some rows at a time, of which the last ones are fewer."""
+    monkeypatch.setattr("python_backends.checkpoint.rows.NUMBERS", 2 * 512)
+    given = {"before": np.ones(3, np.float32), "a": blocks(kind, 5, 512)}
+    path = write(tmp_path / "a.gguf", FIELDS, EMBEDDING | given)
+    source = open_source(path)
+    assert (source.tensors["a"].shape, source.tensors["a"].dtype) == ((5, 512), kind.name)
+    if kind not in DEQUANTISED:
+        for ask in (source.read, lambda name: list(source.rows(name))):
+            with pytest.raises(CheckpointError, match=rf"a\.gguf: tensor a is of {kind.name}: \w"):
+                ask("a")
+        return
     with np.errstate(all="ignore"):  # random blocks have infinite scales
-        wanted = gguf.dequantize(gguf.GGUFReader(path).tensors[-1].data, kind)
-        found = tensors.values_of(stored, "a").numpy()
-    assert found.dtype == np.float32
-    assert np.array_equal(found, wanted, equal_nan=True)
-
-
-def test_a_type_without_values_is_refused_by_its_name(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.gguf", FIELDS, EMBEDDING | {"a": blocks(gguf.GGMLQuantizationType.Q8_K, 1, 256)}
-    )
-    stored = open_source(path).tensors["a"]
-    with pytest.raises(CheckpointError, match=r"a\.gguf: tensor a is of Q8_K"):
-        tensors.values_of(stored, "a")
+        wanted = gguf.dequantize(
+            next(each.data for each in gguf.GGUFReader(path).tensors if each.name == "a"), kind
+        )
+        whole, pieces = source.read("a").numpy(), [rows.numpy() for rows in source.rows("a")]
+    assert [len(rows) for rows in pieces] == [2, 2, 1]
+    assert whole.dtype == np.float32
+    for found in (whole, np.concatenate(pieces)):
+        assert np.array_equal(found, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize(

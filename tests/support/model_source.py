@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from python_backends.checkpoint.source import Stored
 from python_backends.checkpoint.tables import text_part
 from python_backends.checkpoint.weight_files import PICKLED
 from python_backends.engine.model.loading import Weights
+from python_backends.engine.model.quantised import AS_IT_IS, Rounding
 
 PATH = Path("memory")
 
@@ -41,6 +42,9 @@ class ModelSource:
     def read(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         return self._weights[name].to(device)
 
+    def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+        yield self.read(name, dtype=dtype).clone()
+
     def digest(self) -> str:
         return ""
 
@@ -60,9 +64,9 @@ def facts_from(model: Any) -> ModelFacts:
     return read_model_facts(source_of(model))
 
 
-def read_from(model: Any) -> tuple[ModelFacts, Weights]:
+def read_from(model: Any, rounding: Rounding = AS_IT_IS) -> tuple[ModelFacts, Weights]:
     """As the engines read a checkpoint of transformers' `model`, in its own type."""
     source = source_of(model)
     facts = read_model_facts(source)
     weight = model.get_input_embeddings().weight
-    return facts, Weights(facts, source, weight.dtype, weight.device)
+    return facts, Weights(facts, source, weight.dtype, weight.device, rounding)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -77,13 +78,15 @@ class GgufSource:
     ) -> torch.Tensor:
         changed = tensors.as_transformers_has_it(self._architecture, self._num_heads)
         own = self._names[name]
-        try:
-            values = changed(own, tensors.values_of(self._stored(own), own, dtype))
-        except (OSError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{self._file}: tensor {own} can't be read: {error}") from error
-        return values.to(device)
+        with self._reading(own):
+            return changed(own, tensors.values_of(self._stored(own), own, dtype)).to(device)
+
+    def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[torch.Tensor]:
+        """transformers has an embedding and a head as the file has them."""
+        own = self._names[name]
+        with self._reading(own):
+            for some in tensors.rows_of(self._stored(own), own):
+                yield some.to(dtype or some.dtype)
 
     def digest(self) -> str:
         try:
@@ -119,6 +122,15 @@ class GgufSource:
     @cached_property
     def _names(self) -> dict[str, str]:
         return tensors.names_of(self._architecture, self._header)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self._file}: tensor {name} can't be read: {error}") from error
 
     def _stored(self, name: str) -> Stored:
         return tensors.stored(self._file, name, self._header.tensors[name])

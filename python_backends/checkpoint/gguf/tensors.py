@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import numpy as np
 
 from python_backends.checkpoint.gguf.architectures import Architecture
 from python_backends.checkpoint.gguf.header import Entry, Header, aligned
+from python_backends.checkpoint.rows import filled, rows_at_once
 from python_backends.checkpoint.source import CheckpointError, Stored
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read by `rotary`
-CHUNK = 1 << 18  # numbers that are dequantised at once: the package holds several copies of them
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -70,28 +70,35 @@ def check_places(found: Mapping[str, Stored], header: Header) -> None:
 
 
 def values_of(where: Stored, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Dequantised some rows at a time, in a memory of their own: vectors in float32, matrices in `dtype` if
-    that is named. Raises CheckpointError for a type that gguf can't read.
+    """Of all rows, in a memory of their own: vectors in float32, matrices in `dtype` if that is named. Raises
+    CheckpointError for a type that gguf can't read, and ValueError where the file ends before.
     """
+    import torch
+
+    is_vector = len(where.shape) == 1  # a norm, from which 1 may be taken
+    shape = (prod(where.shape[:-1]), where.shape[-1])
+    values = torch.empty(shape, dtype=torch.float32 if is_vector else dtype)
+    return filled(values, rows_of(where, name)).reshape(where.shape)
+
+
+def rows_of(where: Stored, name: str) -> Iterator[Tensor]:
+    """In float32, dequantised some at a time: the package holds several copies of them. Raises likewise."""
     import torch
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    kind, columns = GGMLQuantizationType[where.dtype], where.shape[-1]
-    content = np.memmap(where.file, np.uint8, "r", where.begin or 0, (where.num_bytes,))
-    plain = {"F32": np.float32, "F16": np.float16}.get(where.dtype)
-    is_vector = len(where.shape) == 1  # a norm, from which 1 may be taken
-    values = torch.empty((prod(where.shape[:-1]), columns), dtype=torch.float32 if is_vector else dtype)
-    rows = content.reshape(len(values), -1)
-    size = max(1, CHUNK // max(1, columns))
-    try:
-        for first in range(0, len(values), size):
-            some = rows[first : first + size]
-            made = dequantize(some if plain is None else some.view(plain), kind)
-            values[first : first + size] = torch.from_numpy(np.require(made, requirements="W"))
-    except NotImplementedError as error:
-        raise CheckpointError(f"{where.file}: tensor {name} is of {where.dtype}: {error}") from error
-    return values.reshape(where.shape)
+    kind, count = GGMLQuantizationType[where.dtype], prod(where.shape[:-1])
+    size = rows_at_once(where.shape[-1])
+    with where.file.open("rb") as file:  # pages that are mapped would count as memory of this process
+        file.seek(where.begin or 0)
+        for first in range(0, count, size):
+            number = min(size, count - first)
+            content = np.fromfile(file, np.uint8, where.num_bytes // count * number)
+            try:
+                made = dequantize(content.reshape(number, -1), kind)
+            except NotImplementedError as error:
+                raise CheckpointError(f"{where.file}: tensor {name} is of {where.dtype}: {error}") from error
+            yield torch.from_numpy(made)
 
 
 def is_turned(architecture: Architecture, name: str, shape: Sequence[int]) -> bool:

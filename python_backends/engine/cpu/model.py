@@ -7,7 +7,7 @@ Owns the packed weights. Called by the torch engine at its start.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
@@ -33,8 +33,7 @@ from python_backends.engine.model.description import (
     Norm,
     NormKind,
 )
-from python_backends.engine.model.quantised import quantise
-from python_backends.linux.freed_memory import give_back_pages
+from python_backends.engine.model.used_rows import used_up
 
 # in the order of their numbers in layers.h
 ACTIVATIONS = (
@@ -115,20 +114,18 @@ class StepTable(ctypes.Structure):
 class PackedModel:
     """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
-    def __init__(
-        self, model: Model, num_positions: int, state_layer: int = 0, rounds_head: bool = False
-    ) -> None:
-        """`state_layer`: after so many layers the hidden states are given; 0: they are not. `rounds_head`: to
-        int8, and with it an embedding that is the head's weight. The head's weight in `model` is used up:
-        it may be most of a model, so memory of the rows that lie here packed is given back.
+    def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
+        """`state_layer`: after so many layers the hidden states are given; 0: they are not. The head's weight
+        in `model` is used up: it may be most of a model, so memory of the rows that lie here packed is given
+        back.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
         self._turning, self._num_positions = model.rotaries, num_positions
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
-        self._dtype = model.embedding.dtype
-        head = self._packed_head(model.head, rounds_head)
+        self._dtype = model.head.weight.dtype if model.head.scale is None else model.head.scale.dtype
+        head = self._packed_head(model.head)
         heads = model.heads
         self._table = ModelTable(
             embedding=None if model.is_tied else self._place(model.embedding),
@@ -157,7 +154,7 @@ class PackedModel:
         ]
         self._rotaries = (RotaryTable * len(tables))(*(RotaryTable(*each) for each in tables))
         self._table.rotaries = self._rotaries
-        rows = [self._layer(layer) for layer in layers]
+        rows = list(map(self._layer, layers))  # keeps none while the next one is read
         self._layers = (LayerTable * len(rows))(*rows)
         self._table.layers, self._table.num_layers = self._layers, len(rows)
         self.is_gated = bool(rows[0].gated)  # all are or none
@@ -205,23 +202,13 @@ class PackedModel:
         scales, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
         return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
 
-    def _packed_head(self, head: Linear, rounds: bool) -> Weight:
+    def _packed_head(self, head: Linear) -> Weight:
         outputs, depth = head.weight.shape
-        scales: list[Tensor] = []
-
-        def pieces() -> Iterator[Tensor]:
-            for rows in head.weight.contiguous().split(HEAD_ROWS):  # type: ignore[no-untyped-call]
-                piece = quantise(Linear(rows, None)) if rounds else Linear(rows, None)
-                if piece.scale is not None:
-                    scales.append(piece.scale)
-                yield in_panels(piece.weight, dtype=self._dtype)
-                give_back_pages(rows.data_ptr(), rows.nbytes)
-
-        panels = self._memory.joined(pieces(), -(-outputs // PANEL))
-        scale = self._of_outputs(torch.cat(scales), False) if rounds else None
-        kept = torch.int8 if rounds else head.weight.dtype
-        bias = self._of_outputs(head.bias, False)
-        return Weight(self._place(panels), scale, bias, outputs, depth, FORMATS[kept])
+        rows = head.weight.contiguous().split(HEAD_ROWS)  # type: ignore[no-untyped-call]
+        pieces = (in_panels(each, dtype=self._dtype) for each in used_up(rows))
+        panels = self._memory.joined(pieces, -(-outputs // PANEL))
+        scales, bias = (self._of_outputs(numbers, False) for numbers in (head.scale, head.bias))
+        return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[head.weight.dtype])
 
     def _of_outputs(self, numbers: Tensor | None, gated: bool) -> int | None:
         """One for each output of a weight, in the order of its panels."""

@@ -74,10 +74,10 @@ def packed_groups(linear: Linear, memory: WeightMemory, gated: bool = False) -> 
     """A weight of 4 bits [out, in] as [panels, groups, 640] bytes: `Group` of fours.h."""
     assert linear.scale is not None
     assert linear.minimum is not None
-    numbers, places = tiled(linear.weight, gated), torch.arange(WORD)
-    shifts = places // 2 * 4 + places % 2 * 16
-    words = (numbers.reshape(*numbers.shape[:3], -1, WORD).int() << shifts.int()).sum(-1, dtype=torch.int64)
-    words = words.int().reshape(*words.shape[:3], -1, GROUP // WORD)
+    numbers = tiled(linear.weight, gated)
+    pairs = numbers.reshape(*numbers.shape[:3], -1, 2, 2, 2).transpose(-1, -3)  # 0, 4, 1, 5, and 2, 6, 3, 7
+    words = (pairs[..., 0, :] | pairs[..., 1, :] << 4).flatten(-2).view(torch.int32)
+    words = words.reshape(*numbers.shape[:3], -1, GROUP // WORD)
     codes = words.permute(0, 3, 4, 1, 2)  # [panels, groups, words of a group, 2, 16]
     halves = [tiled(each, gated).permute(0, 3, 1, 2) for each in (linear.scale, linear.minimum)]
     parts = [each.contiguous().flatten(2).view(torch.uint8) for each in (codes, *halves)]

@@ -149,7 +149,7 @@ class Model:
     heads: Heads
     rotaries: tuple[Rotary, ...]
     num_layers: int
-    embedding: Tensor  # [vocabulary, hidden]
+    embedding: Tensor  # [vocabulary, hidden]; int8 where it is a head's weight that has scales
     positions: Tensor | None  # [context, hidden], added to the scaled embedding of a token there
     embedding_scale: float
     norm: Norm

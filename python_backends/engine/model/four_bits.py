@@ -16,7 +16,7 @@ from torch import Tensor
 GROUP = 32
 LARGEST = 15
 SAMPLED = 256  # groups of a weight that are looked at first
-CHUNK = 1 << 15  # groups at a time: what is computed of them stays in a cache
+CHUNK = 1 << 12  # groups at a time: what is computed of them stays in a cache
 
 Grouped = tuple[Tensor, Tensor, Tensor]
 

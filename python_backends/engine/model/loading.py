@@ -6,15 +6,22 @@ SettingsError that names what is wrong. Called by the engines at their start.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from python_backends.checkpoint.locating import located
 from python_backends.checkpoint.model_facts import ModelFacts, read_model_facts
 from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.rows import filled
 from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.checkpoint.tensor_names import shapes_of
+from python_backends.engine.model.description import Linear
+from python_backends.engine.model.quantised import AS_IT_IS, Rounding, quantise_rows, rounding
 from python_backends.engine.model.random_source import RandomSource
+from python_backends.engine.model.used_rows import used_up
 from python_backends.settings import Settings, SettingsError
 
 CPU = torch.device("cpu")
@@ -30,14 +37,12 @@ class Weights:
         source: Source,
         dtype: torch.dtype,
         device: torch.device,
-        stored_products: bool = False,
+        rounding: Rounding = AS_IT_IS,
     ) -> None:
-        """`stored_products`: `product` gives them in the type in which they are stored.
-
-        Raises SettingsError if a tensor is missing, has another shape or no place.
+        """`rounding`: of products and the head. Raises SettingsError if a tensor is missing, has another
+        shape or no place.
         """
-        self.dtype, self.device, self._source = dtype, device, source
-        self._product_dtype = None if stored_products else dtype
+        self.dtype, self.device, self._source, self._rounding = dtype, device, source, rounding
         self._shapes, self._inputs_first = shapes_of(facts), facts.family.inputs_first
         try:
             self._names = located(facts, source)
@@ -54,23 +59,49 @@ class Weights:
         """
         return self._read(name, self.dtype)
 
-    def product(self, name: str) -> Tensor:
-        """The weight [out, in] of one of a layer's products, likewise, however the family stores it."""
-        weight = self._read(name, self._product_dtype)
-        return weight.T.contiguous() if self._inputs_first else weight
+    def product(self, name: str) -> Linear:
+        """One of a layer's products, likewise, however the family stores it; its bias is not read."""
+        weight = self._read(name, None if self._rounding.of_stored else self.dtype)
+        return self._rounding.product(Linear(weight.T.contiguous() if self._inputs_first else weight, None))
+
+    def experts(self, name: str) -> Linear:
+        """Products of all experts of a layer, likewise."""
+        return self._rounding.product(Linear(self.tensor(name), None))
+
+    def head(self, name: str) -> Linear:
+        """The head or the embedding that is one, likewise. A CPU has it in memory once, as it was or as it
+        will be.
+        """
+        if self.device.type != "cpu":
+            return Linear(self.tensor(name), None)
+        rows, shape = self._rows(name), self._shapes[name]
+        if self._rounding.head:
+            return quantise_rows(rows, shape, self.dtype)
+        return Linear(filled(torch.empty(shape, dtype=self.dtype), rows), None)
 
     def _read(self, name: str, dtype: torch.dtype | None) -> Tensor:
         pieces = [self._piece(name, dtype) for name in self._names[name]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2).view(self._shapes[name])
 
+    def _rows(self, name: str) -> Iterator[Tensor]:
+        with self._reading():
+            for own in self._names[name]:
+                for rows in used_up(self._source.rows(own, self.dtype)):
+                    yield rows.to(self.dtype)
+
     def _piece(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        try:
+        with self._reading():
             read = self._source.read(name, self.device, dtype)
-        except CheckpointError as error:
-            raise refused(self._source, error) from error
         own = read.to(dtype or read.dtype)
         is_lent = own is read and self._source.lends_memory and self.device.type == "cpu"
         return own.clone() if is_lent else own
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            raise refused(self._source, error) from error
 
 
 def facts_of(settings: Settings) -> ModelFacts:
@@ -82,13 +113,15 @@ def facts_of(settings: Settings) -> ModelFacts:
         raise refused(source, error) from error
 
 
-def open_weights(settings: Settings, facts: ModelFacts, device: torch.device = CPU) -> Weights:
-    """Raises SettingsError."""
+def open_weights(
+    settings: Settings, facts: ModelFacts, device: torch.device = CPU, for_layers: bool = False
+) -> Weights:
+    """As the settings want them kept, `for_layers` in C++. Raises SettingsError."""
     dtype = DTYPES[settings.model.dtype]
     source: Source = open_source(settings.model_directory)
     if settings.model.random_weights:
         source = RandomSource(facts, dtype)
-    return Weights(facts, source, dtype, device, stored_products=settings.model.weights == "int4")
+    return Weights(facts, source, dtype, device, rounding(settings.model.weights, dtype, for_layers))
 
 
 def refused(source: Source, error: CheckpointError) -> SettingsError:

@@ -1,45 +1,46 @@
 """Weights of layers rounded to int8, with a scale for each output channel, or to 4 bits by group
 (`four_bits`); without calibration.
 
-Owns nothing: turns a layer of the description into one whose products have such weights, layer by layer, so
-that a model is never held twice. The head becomes int8 at most, with layers in C++: it decides between
-tokens. The router of experts, which decides between these, stays as it is. Called by the engines at their
-start.
+Owns nothing: each product is rounded when it is read, and a head some rows at a time, so that a model is
+never held twice. The head becomes int8 at most, with layers in C++: it decides between tokens. The router of
+experts, which decides between these, stays as it is. Called where weights are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from python_backends.engine.model.description import Layer, Linear
+from python_backends.checkpoint.rows import in_pieces
+from python_backends.engine.model.description import Linear
 from python_backends.engine.model.four_bits import in_groups, numbers
 
 LARGEST = 127
 
 
-def quantise_if_asked(
-    layers: Iterable[Layer], weights: str, wide: torch.dtype | None = None
-) -> Iterable[Layer]:
-    """`layers` as the setting model.weights wants them kept. `wide`: the type in which one that does not
-    multiply 4 bits gets the same numbers.
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    product: Callable[[Linear], Linear]
+    of_stored: bool = False  # products are rounded from the type in which they are stored
+    head: bool = False  # to int8, and with it an embedding that is the head's weight
+
+
+AS_IT_IS = Rounding(lambda linear: linear)
+
+
+def rounding(weights: str, dtype: torch.dtype, for_layers: bool) -> Rounding:
+    """As the setting model.weights says, `for_layers` in C++. What else computes does not multiply 4 bits: it
+    gets the same numbers in `dtype`.
     """
     if weights == "int8":
-        return (quantised(layer, quantise) for layer in layers)
+        return Rounding(_by_rows if for_layers else quantise, head=for_layers)
     if weights == "int4":
-        return (quantised(layer, lambda linear: grouped(linear, wide)) for layer in layers)
-    return layers
-
-
-def quantised(layer: Layer, to: Callable[[Linear], Linear]) -> Layer:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    return replace(
-        layer,
-        attention=replace(attention, qkv=to(attention.qkv), output=to(attention.output)),
-        feed_forward=replace(feed_forward, up=to(feed_forward.up), down=to(feed_forward.down)),
-    )
+        wide = None if for_layers else dtype
+        return Rounding(lambda linear: grouped(linear, wide), of_stored=True, head=for_layers)
+    return AS_IT_IS
 
 
 def grouped(linear: Linear, wide: torch.dtype | None = None) -> Linear:
@@ -60,3 +61,22 @@ def quantise(linear: Linear) -> Linear:
     )
     rounded = (weight / scale.float()[..., None]).round_().clamp_(-LARGEST, LARGEST)
     return Linear(rounded.to(torch.int8), linear.bias, scale)
+
+
+def _by_rows(linear: Linear) -> Linear:
+    """`quantise`, some rows at a time: faster on a CPU, and what it needs for a while is small."""
+    weight = linear.weight
+    return quantise_rows(in_pieces(weight), weight.shape, weight.dtype)
+
+
+def quantise_rows(pieces: Iterable[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Linear:
+    """`quantise`: a weight [out, in] of this shape, whose rows come in pieces of `dtype`."""
+    weight, scale = torch.empty(shape, dtype=torch.int8), torch.empty(shape[0], dtype=dtype)
+    first = 0
+    for rows in pieces:
+        some = slice(first, first + len(rows))
+        made = quantise(Linear(rows, None))
+        assert made.scale is not None
+        weight[some], scale[some] = made.weight, made.scale
+        first += len(rows)
+    return Linear(weight, None, scale)

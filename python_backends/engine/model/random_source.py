@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
+from python_backends.checkpoint.rows import in_pieces
 from python_backends.checkpoint.source import Stored
 from python_backends.checkpoint.tensor_names import HEAD, shapes_of
 
@@ -47,6 +48,9 @@ class RandomSource:
         drawn = torch.empty(shape, dtype=self._dtype, device=on)
         generator = None if on.type == "meta" else torch.Generator(on).manual_seed(zlib.crc32(name.encode()))
         return drawn.normal_(std=STD, generator=generator)
+
+    def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+        return in_pieces(self.read(name, dtype=dtype))
 
     def digest(self) -> str:
         return ""

@@ -6,7 +6,8 @@ model's device. Called by the engines at their start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from python_backends.linux.freed_memory import give_back_freed_memory
 
 def describe(facts: ModelFacts, weights: Weights, declared_tokens: int) -> Model:
     """Everything but the layers. `declared_tokens`: see `frequencies`."""
-    embedding = weights.tensor(embedding_name(facts))
+    embedding, head = _ends(facts, weights)
     rotaries = [_rotary(rope, facts, declared_tokens) for rope in facts.ropes]
     return Model(
         heads=Heads(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.attention_scale),
@@ -45,7 +46,7 @@ def describe(facts: ModelFacts, weights: Weights, declared_tokens: int) -> Model
         positions=weights.tensor(positions_name(facts)) if facts.family.positions else None,
         embedding_scale=_embedding_scale(facts, weights.dtype),
         norm=_norm(facts, weights, f"{facts.family.body}.{facts.family.final_norm}"),
-        head=_head(facts, weights, embedding),
+        head=head,
         logit_scale=facts.logit_scale,
         logit_softcap=facts.logit_softcap,
     )
@@ -120,11 +121,10 @@ def _feed_forward(facts: ModelFacts, weights: Weights, prefix: str) -> FeedForwa
 def _experts(facts: ModelFacts, weights: Weights, prefix: str) -> Experts:
     experts = facts.experts
     assert experts is not None
-    router, up, down = (weights.tensor(f"{prefix}.{name}") for name in (ROUTER, UP, DOWN))
     return Experts(
-        Linear(router, None),
-        Linear(up, None),
-        Linear(down, None),
+        Linear(weights.tensor(f"{prefix}.{ROUTER}"), None),
+        weights.experts(f"{prefix}.{UP}"),
+        weights.experts(f"{prefix}.{DOWN}"),
         facts.activation,
         experts.chosen,
         experts.normalised,
@@ -149,7 +149,10 @@ def _ordered(fused: Linear, rows: Tensor) -> Linear:
     if torch.equal(rows, torch.arange(len(rows))):
         return fused
     rows = rows.to(fused.weight.device)
-    return Linear(fused.weight[rows], None if fused.bias is None else fused.bias[rows])
+    bias, scale, minimum = (
+        None if part is None else part[rows] for part in (fused.bias, fused.scale, fused.minimum)
+    )
+    return Linear(fused.weight[rows], bias, scale, minimum)
 
 
 def _rotary(rope: Rope, facts: ModelFacts, declared_tokens: int) -> Rotary:
@@ -163,15 +166,20 @@ def _embedding_scale(facts: ModelFacts, dtype: torch.dtype) -> float:
     return float(torch.tensor(scale, dtype=dtype).item()) if facts.family.embedding_root else scale
 
 
-def _head(facts: ModelFacts, weights: Weights, embedding: Tensor) -> Linear:
-    """The embedding itself where they are one, or a copy of it was stored."""
-    name = f"{HEAD}.weight"
+def _ends(facts: ModelFacts, weights: Weights) -> tuple[Tensor, Linear]:
+    """The embedding and the head: of one weight where they are one, or a copy of it was stored."""
+    name, other = f"{HEAD}.weight", embedding_name(facts)
+    head, is_one = weights.head(name), weights.are_one(name, other)
+    if not is_one and facts.is_tied and weights.device.type != "meta":
+        is_one = _are_equal(head, weights.head(other))
     bias = weights.tensor(f"{HEAD}.bias") if facts.family.head_bias else None
-    if weights.are_one(name, embedding_name(facts)):
-        return Linear(embedding, bias)
-    own = weights.tensor(name)
-    is_copy = facts.is_tied and own.device.type != "meta" and torch.equal(own, embedding)
-    return Linear(embedding if is_copy else own, bias)
+    return head.weight if is_one else weights.tensor(other), replace(head, bias=bias)
+
+
+def _are_equal(one: Linear, other: Linear) -> bool:
+    if one.scale is not None and other.scale is not None and not torch.equal(one.scale, other.scale):
+        return False
+    return torch.equal(one.weight, other.weight)
 
 
 def _norm(facts: ModelFacts, weights: Weights, name: str) -> Norm:
@@ -200,5 +208,14 @@ def _fused(weights: Weights, names: Sequence[str], bias: bool) -> Linear:
     """Products of the same input as one."""
     parts = [weights.product(f"{name}.weight") for name in names]
     biases = [weights.tensor(f"{name}.bias") for name in names] if bias else []
-    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return Linear(weight, torch.cat(biases) if biases else None)
+    return Linear(
+        torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight,
+        _joined(biases),
+        _joined(part.scale for part in parts),
+        _joined(part.minimum for part in parts),
+    )
+
+
+def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None

@@ -44,7 +44,6 @@ from python_backends.engine.model.limits import (
     one_block_limits,
 )
 from python_backends.engine.model.loading import Weights, facts_of, open_weights
-from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
 from python_backends.engine.slots.adapter_slots import AdapterSlots
@@ -92,27 +91,18 @@ class TorchEngine:
         # where it is measured, one block will do for the largest steps
         self.limits = (model_limits if measured is None else one_block_limits)(settings, facts)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        weights = open_weights(settings, facts, self.device)
+        weights = open_weights(settings, facts, self.device, for_layers=layers_library is not None)
         self._adapted_model = adapted_model(facts, weights.dtype, self.device)
         description = _described(settings, facts, weights)
         self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
         # beside the layers, training has weights of its own
         self._trainable = Trainable(facts, description) if self.can_train and not layers_library else None
         watch = iter if self._trainable is None else self._trainable.watch
-        layers = quantise_if_asked(
-            watch(start_clock.timed("reading weights", take_layers(facts, weights))),
-            settings.model.weights,
-            weights.dtype if layers_library is None else None,
-        )
+        layers = watch(start_clock.timed("reading weights", take_layers(facts, weights)))
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
-            packed = PackedModel(
-                description,
-                self.limits.max_model_tokens,
-                self.limits.state_layer,
-                rounds_head=settings.model.weights != "same",
-            )
+            packed = PackedModel(description, self.limits.max_model_tokens, self.limits.state_layer)
             del description  # the embedding as it was read
             self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
             return

@@ -1,0 +1,66 @@
+"""How much memory a process takes while it loads a checkpoint with layers in C++, in a process of its own:
+python -m tests.support.load_memory PATH DTYPE WEIGHTS prints the most that it grew by, and the bytes of the
+weights that are served.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from math import prod
+from pathlib import Path
+
+from python_backends.checkpoint.model_facts import ModelFacts
+from python_backends.checkpoint.tensor_names import HEAD, embedding_name, shapes_of
+from python_backends.engine.model.loading import facts_of, open_weights
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.linux.freed_memory import give_back_freed_memory
+from python_backends.settings import EngineSettings, ModelSettings, Settings
+
+BUNDLED = str(Path(__file__).resolve().parents[2] / "models" / "bundled")
+OF_A_LAYER = {"int8": 1.0, "int4": 5 / 8}  # bytes of a number
+OF_THE_HEAD = {"int8": 1.0, "int4": 1.0}
+PLAIN = {"float32": 4.0, "bfloat16": 2.0}
+
+
+def main(path: str, dtype: str, weights: str) -> None:
+    plain = TorchEngine(_settings(BUNDLED, dtype, weights))  # what any model needs once: code, trials
+    assert plain.has_layers
+    del plain
+    settings = _settings(path, dtype, weights)
+    facts = facts_of(settings)
+    norm = f"{facts.family.body}.{facts.family.final_norm}.weight"
+    open_weights(settings, facts).tensor(norm)  # imports what reads such files
+    give_back_freed_memory()
+    before = _kib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM is VmRSS again
+    engine = TorchEngine(settings)
+    grown = _kib("VmHWM") - before
+    assert engine.has_layers
+    print(1024 * grown, _served(facts, dtype, weights))
+
+
+def _settings(path: str, dtype: str, weights: str) -> Settings:
+    model = ModelSettings(path, dtype, weights, max_model_tokens=64)
+    return Settings(model=model, engine=EngineSettings(slots=1, kv_blocks=2))
+
+
+def _served(facts: ModelFacts, dtype: str, weights: str) -> int:
+    """Of scales only those of groups, and no vectors."""
+    shapes = {name: prod(shape) for name, shape in shapes_of(facts).items() if len(shape) > 1}
+    head, embedding = shapes.pop(f"{HEAD}.weight"), shapes.pop(embedding_name(facts))
+    plain = PLAIN[dtype]
+    own = 0 if facts.is_tied else embedding * plain
+    return int(
+        own + head * OF_THE_HEAD.get(weights, plain) + sum(shapes.values()) * OF_A_LAYER.get(weights, plain)
+    )
+
+
+def _kib(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
