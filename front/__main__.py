@@ -15,6 +15,7 @@ import uvicorn
 
 from front.app import App
 from front.attempts import Patience
+from front.connections import Connection
 from front.health import is_up
 from front.keys import read_keys
 from front.lasting import LastingClient
@@ -55,7 +56,7 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

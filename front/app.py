@@ -94,7 +94,8 @@ class App:
         self.batches = BatchWork(batches, files, Pace(self._queue.now), asked)
         self.tinker = TinkerRoutes(settings, model, client, self._bodies)
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
-        routes = [
+        routes = [  # looked through in this order
+            *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
             Route("/", self._root),
             Route("/health", self._health),
             Route("/metrics", self._show_metrics),
@@ -111,7 +112,6 @@ class App:
             *CorrectionRoutes(settings, corrections, self._bodies, tokenizing).routes,
             *self.tinker.routes,
             *BatchRoutes(batches, files, self._bodies, BATCHED).routes,
-            *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
         paths = [route.path for route in routes]

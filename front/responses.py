@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -60,16 +61,26 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _first_of(work: asyncio.Task[Any], *others: asyncio.Task[Any]) -> bool:
-    """Waits for the first that ends, and cancels the others. Returns whether it is `work`."""
-    tasks = (work, *others)
+async def _first_of(
+    work: asyncio.Task[Any], left: asyncio.Task[Any], live: Callable[[], Awaitable[float | None]]
+) -> bool:
+    """Waits for the first that ends, and cancels the other. `live` is called at once, and again after the
+    seconds that it returns. Returns whether it is `work`.
+    """
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Task[Any]] = set()
+        while not done:
+            wait_s = await live()
+            done, _ = await asyncio.wait((work, left), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         return work.done()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        work.cancel()
+        left.cancel()
+        await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _silent() -> None:
+    """A whole answer shows no life before it is there."""
 
 
 def _failure_of(work: asyncio.Task[Any]) -> ProblemError | None:
@@ -91,7 +102,7 @@ class Whole(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work)
-        if await _first_of(work, asyncio.create_task(_left(receive))):
+        if await _first_of(work, asyncio.create_task(_left(receive)), _silent):
             failure = _failure_of(work)
             made = self._manner.failure(failure) if failure else json_response(work.result())
             await made(scope, receive, send)
@@ -112,29 +123,28 @@ class Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._produce(send))
-        others = [asyncio.create_task(self._show_life(send)), asyncio.create_task(_left(receive))]
-        if not await _first_of(work, *others):
+        if not await _first_of(work, asyncio.create_task(_left(receive)), partial(self._show_life, send)):
             return
         failure = _failure_of(work)
         if failure is not None and not self._has_begun:
             await self._manner.failure(failure)(scope, receive, send)
-            return
-        if failure is not None:
-            await self._send(send, self._manner.failed(failure))
-        await self._send(send, self._manner.end, more=False)
+        elif failure is not None:
+            await self._send(send, self._manner.failed(failure) + self._manner.end, more=False)
 
     async def _produce(self, send: Send) -> None:
+        """The end leaves with the last piece, if no other task has a turn between them."""
         async with contextlib.aclosing(self._events) as events:
             async for each in events:
                 await self._send(send, each)
+        await self._send(send, self._manner.end, more=False)
 
-    async def _show_life(self, send: Send) -> None:
-        while True:
-            silent_s = time.monotonic() - self._sent_s
-            if silent_s >= SIGN_EVERY_S:
-                await self._send(send, self._manner.sign())
-            else:
-                await asyncio.sleep(SIGN_EVERY_S - silent_s)
+    async def _show_life(self, send: Send) -> float:
+        """Returns when to look again, in seconds."""
+        silent_s = time.monotonic() - self._sent_s
+        if silent_s < SIGN_EVERY_S:
+            return SIGN_EVERY_S - silent_s
+        await self._send(send, self._manner.sign())
+        return SIGN_EVERY_S
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         self._sent_s = time.monotonic()

@@ -22,6 +22,7 @@ from client.parameters import FORMATS, TABLE
 from client.wire import Piece
 from front.app import App
 from front.attempts import Patience
+from front.connections import Connection
 from front.keys import Keys
 from front.lasting import LastingClient
 from front.model import Model
@@ -179,7 +180,13 @@ class Front:
             async with LastingClient(f"127.0.0.1:{port}", NO_PATIENCE) as client:
                 app = App(settings, run_directory, self.model, client, keys)
                 config = uvicorn.Config(
-                    app, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
+                    app,
+                    port=0,
+                    http=Connection,
+                    ws="none",
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
                 )
                 self._server = uvicorn.Server(config)
                 others = [asyncio.create_task(each.run()) for each in (app.batches, app.corrections)]

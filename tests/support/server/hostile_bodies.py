@@ -63,9 +63,10 @@ def deep_json(port: int, headers: Headers) -> tuple[int, Any]:
 def a_million_chunks(port: int, headers: Headers) -> tuple[int, Any]:
     with socket.create_connection(("127.0.0.1", port), 120) as connection:
         connection.sendall(head({**headers, "transfer-encoding": "chunked"}))
-        for _ in range(NUM_CHUNKS // 10_000):
-            connection.sendall(b"1\r\nx\r\n" * 10_000)
-        connection.sendall(b"0\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(NUM_CHUNKS // 10_000):
+                connection.sendall(b"1\r\nx\r\n" * 10_000)
+            connection.sendall(b"0\r\n\r\n")
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         return answer.status, json.loads(answer.read())
@@ -82,5 +83,5 @@ ATTACKS: tuple[tuple[Attack, int, str], ...] = (
     (large_without_length, 413, "body_too_large"),
     (gzip_bomb, 400, "unsupported_encoding"),
     (deep_json, 400, "invalid_json"),
-    (a_million_chunks, 400, "invalid_json"),
+    (a_million_chunks, 400, "tiny_chunks"),
 )
