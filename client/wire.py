@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from tritonclient.grpc import service_pb2
@@ -117,8 +118,14 @@ def _add_prompt(request: Any, prompt: Prompt) -> None:
 
 
 def _add(request: Any, name: str, dtype: str, count: int, content: bytes) -> None:
-    request.inputs.add(name=name, datatype=dtype, shape=[1, count])
+    request.inputs.append(_tensor(name, dtype, count))
     request.raw_input_contents.append(content)
+
+
+@lru_cache(maxsize=256)
+def _tensor(name: str, dtype: str, count: int) -> Any:
+    """Made once: all but its content is the same in many requests."""
+    return service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=dtype, shape=[1, count])
 
 
 def read_piece(response: Any) -> Piece:
@@ -135,21 +142,22 @@ def read_piece(response: Any) -> Piece:
     return Piece(**fields)
 
 
-def _value(name: str, output: Any, values: list[Any]) -> Any:
+def _value(name: str, output: Any, values: Sequence[Any]) -> Any:
     """Returns one output as the value of a field."""
     if name in TABLES:
         return _in_rows(values, output.shape[-1])
     return tuple(values) if name in LISTS else values[0]
 
 
-def _in_rows(values: list[Any], width: int) -> tuple[tuple[Any, ...], ...]:
+def _in_rows(values: Sequence[Any], width: int) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(values[start : start + width]) for start in range(0, len(values), max(1, width)))
 
 
-def _values(dtype: str, data: bytes) -> list[Any]:
+def _values(dtype: str, data: bytes) -> Sequence[Any]:
     """Returns all values of one output as Python values."""
     if dtype != "BYTES":
-        return [value for (value,) in struct.iter_unpack(FORMATS[dtype], data)]
+        order, kind = FORMATS[dtype]
+        return struct.unpack(f"{order}{len(data) // struct.calcsize(order + kind)}{kind}", data)
     texts, start = [], 0
     while start < len(data):
         (size,) = struct.unpack_from("<I", data, start)
