@@ -156,8 +156,8 @@ def _in_rows(values: Sequence[Any], width: int) -> tuple[tuple[Any, ...], ...]:
 def _values(dtype: str, data: bytes) -> Sequence[Any]:
     """Returns all values of one output as Python values."""
     if dtype != "BYTES":
-        order, kind = FORMATS[dtype]
-        return struct.unpack(f"{order}{len(data) // struct.calcsize(order + kind)}{kind}", data)
+        one = FORMATS[dtype]
+        return struct.unpack(f"{one[0]}{len(data) // struct.calcsize(one)}{one[1]}", data)
     texts, start = [], 0
     while start < len(data):
         (size,) = struct.unpack_from("<I", data, start)

@@ -96,8 +96,8 @@ class Reader(h11.Connection):
 class Connection(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.conn = Reader(h11.SERVER)
-        self._inner, self.app = self.app, self._answered  # type: ignore[assignment]
+        self.conn = self._reader = Reader(h11.SERVER)
+        self._inner, self.app = self.app, self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._outgoing = Outgoing(cast(asyncio.Transport, transport))
@@ -105,7 +105,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP, and of what shall not go on."""
-        problem = TINY if self.conn.has_tiny_chunks else INVALID
+        problem = TINY if self._reader.has_tiny_chunks else INVALID
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             made = failure(problem, self.scope["path"] if self.scope else "")
             head = h11.Response(status_code=made.status_code, headers=[*made.raw_headers, CLOSE_HEADER])
