@@ -22,7 +22,8 @@ from benchmarks.common.work import PEER_TOKEN_BUDGET, Job, Timing, Work, num_cor
 from benchmarks.peers.workers.gguf_file import write_gguf
 from python_backends.linux.free_ports import free_ports
 
-KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
+# of 16 bits the one that it multiplies on every processor, and its default
+KV_TYPES = {"bfloat16": "f16", "float32": "f32"}
 READY_S = 300
 JSON = {"Content-Type": "application/json"}
 FORCED = 1e6  # added to a logit: that token is chosen
