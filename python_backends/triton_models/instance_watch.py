@@ -6,6 +6,8 @@ Called by the streams thread alone.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +17,13 @@ from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
-from python_backends.watching.board import Board
+from python_backends.watching.board import Board, instance_name
 from python_backends.watching.cluster_state import ClusterState
+from python_backends.watching.launcher_record import read_restarts
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
+
+LOOK_EVERY_S = 0.1  # at the launcher's counts, which takes 15 µs
 
 
 class InstanceWatch:
@@ -31,8 +36,9 @@ class InstanceWatch:
         router: Router | None,
         table: StreamTable,
         metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`router`: None where there is one instance."""
+        """`router`: None where there is one instance. `clock` returns monotonic seconds."""
         self.loads = InstanceLoads(metrics, router)
         self.readers: dict[type, Callable[[Any], None]] = {
             InstanceLoad: self._on_load,
@@ -41,12 +47,29 @@ class InstanceWatch:
             InstanceLost: self._on_lost,
         }
         self.cluster: Cluster | None = None  # None: there is one instance
+        self._restarts: dict[int, int] = {}  # as the launcher had counted when each instance got ready
+        self._looked_s = -math.inf
+        self._clock = clock
         self._table = table
         self._board = board
         self._written: ClusterState | None = None  # on the board
         if router is not None:
             self.cluster = Cluster(settings, router, table, metrics, state=ClusterState.read(board))
             self._write()
+
+    def ended(self) -> list[int]:
+        """Instances that have ended, as the launcher says, which starts them again: their requests need not
+        wait until the next life has said hello. To be called before what instances say is read.
+        """
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return []
+        self._looked_s = now_s
+        counted, before = read_restarts(self._board)[1], self._restarts
+        found = [number for number in before if counted.get(instance_name(number), 0) > before[number]]
+        for number in found:
+            del before[number]
+        return found
 
     def look(self) -> None:
         """Once a turn, after the news."""
@@ -75,6 +98,8 @@ class InstanceWatch:
             self.loads.heard(load)
 
     def _on_ready(self, news: InstanceReady) -> None:
+        counted = read_restarts(self._board)[1]
+        self._restarts[news.instance] = counted.get(instance_name(news.instance), 0)
         if self._is_wanted(news.instance):
             self.loads.ready(news.instance, news.limits, news.hello.host, news.hello.pid)
             self._table.instance_ready(news.instance)

@@ -164,6 +164,8 @@ class TritonPythonModel:
                 self._table.fail_all(FAILED_INSIDE)
 
     def _turn(self) -> None:
+        for number in self._instances.ended():
+            self._news.extend(self._link.give_up(number))
         self._news.extend(self._link.receive(self._wait_s()))
         while self._news:  # one that raises takes none of the others along
             self._take(self._news.popleft())

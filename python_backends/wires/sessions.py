@@ -189,6 +189,13 @@ class SchedulerEnd:
         if messages and peer is not None and peer.is_ready:
             self._send(peer, messages)
 
+    def give_up(self, instance: int) -> list[InstanceLost]:
+        """Ends the session with the instance of this number, whose process has ended. Empty if there was
+        none.
+        """
+        peer = self._peers.get(instance)
+        return peer.lose() if peer is not None else []
+
     def close(self) -> None:
         if self._authenticator is not None:
             self._authenticator.stop()

@@ -113,6 +113,17 @@ def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes
     )
 
 
+def test_an_instance_whose_process_has_ended_is_given_up_at_once(wires: Wires) -> None:
+    scheduler, instance = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    assert scheduler.give_up(0) == [InstanceLost(0)]
+    assert scheduler.give_up(0) == scheduler.give_up(7) == []
+    instance.publish([Load(num_running=1)])  # as if it had been sent before
+    wires.heard[instance].clear()
+    wires.hear(instance, NewSession)
+    assert not [each for each in wires.hear(scheduler, InstanceReady) if isinstance(each, InstanceLoad)]
+
+
 @pytest.fixture
 def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """[seconds] by which the clock of those who watch is ahead; a test adds to them."""

@@ -91,6 +91,8 @@ def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None
         second = threads.submit(ask, served, CHAT, {**LONG, "max_tokens": 1, "min_tokens": 1})
         wait_for(lambda: any(each["waits_for"] == "slot" for each in watcher.shots[-1]["waiting"]), 30)
         assert ask(served, "/glance/kill", {"instance": 0}) == (200, {"killed": 0})
+        wait_for(lambda: any(shot["waits"].get("no_instance") == 2 for shot in watcher.shots), 30)
+        assert not any(shot["rows"] for shot in watcher.shots if "no_instance" in shot["waits"])
         for _, said in (first.result(), second.result()):
             assert said["choices"][0]["finish_reason"] == "length"
         wait_for(lambda: "instance-0 was started again" in watcher.events(), 60)

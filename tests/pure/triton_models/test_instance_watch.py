@@ -12,9 +12,10 @@ from python_backends.nouns.messages import Hello
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, StreamSettings
 from python_backends.streams.table import StreamTable
-from python_backends.triton_models.instance_watch import InstanceWatch
+from python_backends.triton_models.instance_watch import LOOK_EVERY_S, InstanceWatch
 from python_backends.watching.board import Board
 from python_backends.watching.cluster_state import ClusterState
+from python_backends.watching.launcher_record import LauncherRecord
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLost, InstanceReady
 
@@ -29,7 +30,10 @@ class Watch:
         self.metrics, self.board = Metrics(), board or Board()
         router = Router(self.settings) if self.settings.most_instances > 1 else None
         self.table = StreamTable(StreamSettings(), lambda: 0, lambda words: 4, self.metrics, router)
-        self.watch = InstanceWatch(self.settings, self.board, router, self.table, self.metrics)
+        self.now_s = 0.0
+        self.watch = InstanceWatch(
+            self.settings, self.board, router, self.table, self.metrics, lambda: self.now_s
+        )
         self.look()
 
     @property
@@ -39,6 +43,10 @@ class Watch:
 
     def look(self) -> None:
         self.watch.look()
+
+    def ended(self) -> list[int]:
+        self.now_s += 2 * LOOK_EVERY_S
+        return self.watch.ended()
 
     def hear(self, *news: Any) -> None:
         for each in news:
@@ -140,6 +148,42 @@ def test_a_heartbeat_of_another_version_hurts_nothing() -> None:
     assert watch.metrics.gauges["gapless_requests_running", ()] == 3
     assert watch.metrics.gauges["gapless_finetuning_jobs", (("status", "queued"),)] == 4
     assert sum(watch.metrics.histograms["gapless_token_gap_seconds"].counts) == 0
+
+
+def test_an_instance_that_the_launcher_starts_again_has_ended_and_its_next_life_has_not() -> None:
+    watch = Watch(instances=2)
+    launcher = LauncherRecord(watch.board, ("instance-0", "instance-1"))
+    launcher.count_restart("instance-1")
+    watch.get_ready(0, 1)
+    assert watch.ended() == []
+    launcher.count_restart("instance-1")
+    assert watch.ended() == [1]
+    watch.hear(InstanceLost(1))
+    assert watch.states() == {"lost": 1, "ready": 1}
+    assert watch.ended() == [], "it is told once"
+    launcher.count_restart("instance-1")
+    assert watch.ended() == [], "it had not been ready"
+    watch.get_ready(1)
+    assert watch.ended() == []
+
+
+def test_an_instance_that_got_ready_before_the_look_is_the_next_life() -> None:
+    watch = Watch(instances=2)
+    launcher = LauncherRecord(watch.board, ("instance-0", "instance-1"))
+    watch.get_ready(0, 1)
+    launcher.count_restart("instance-0")
+    watch.get_ready(0)
+    assert watch.ended() == []
+
+
+def test_the_launchers_counts_are_not_read_in_every_turn() -> None:
+    watch = Watch(instances=2)
+    launcher = LauncherRecord(watch.board, ("instance-0", "instance-1"))
+    watch.get_ready(0, 1)
+    assert watch.ended() == []
+    launcher.count_restart("instance-0")
+    assert watch.watch.ended() == [], "it has just looked"
+    assert watch.ended() == [0]
 
 
 def test_a_single_instance_has_no_record() -> None:
