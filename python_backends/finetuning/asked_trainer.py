@@ -9,22 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TypeVar
 
 from python_backends.engine.protocol import AdapterInTraining
 from python_backends.finetuning.asked_files import AskedFiles
+from python_backends.finetuning.in_pieces import TrainerInPieces
 from python_backends.finetuning.jobs import Job, JobError
 from python_backends.finetuning.mini_batch import MiniBatch
-from python_backends.finetuning.pack_memory import PackMemory, RevokedError
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.trainer import Files, Progress
 from python_backends.nouns import asks
 from python_backends.nouns.training import Adam
 
+T = TypeVar("T")
 LOST = "the instance that trained it has ended, and its weights with it: begin a new one"
 
 
-class AskedTrainer:
+class AskedTrainer(TrainerInPieces):
     def __init__(
         self,
         job: Job,
@@ -34,18 +36,14 @@ class AskedTrainer:
         watch: Callable[[Progress], None],
     ) -> None:
         """`watch` sees every step."""
-        self._job, self._adapter, self._memory, self._watch = job, adapter, memory, watch
-        self.tile_tokens, self.wait = adapter.tile_tokens, adapter.wait
-        self._files = AskedFiles(job, files)
+        super().__init__(job, adapter, memory)
+        self._watch, self._files = watch, AskedFiles(job, files)
         self._ask: asks.Ask = asks.Nothing()
-        self._batch: MiniBatch  # since the first BEGIN
         self._has_gradients = False
-        self._step = self._all_tokens = 0
-        self._tokens = self._wasted_tokens = 0  # since the last step
-        self._norm = self._loss = 0.0  # of the gradients; of the latest mini-batch, a token
-        self._layer = 0  # whose weights change next
-        self.piece = Piece(Kind.WAIT)
-        self._then: Callable[[], Piece] = self._next_ask  # what comes when WAIT is over
+        self._all_tokens = 0
+        self._tokens = 0  # since the last step
+        self._loss = 0.0  # of the latest mini-batch, a token
+        self._then = self._next_ask
 
     def begin(self) -> None:
         if self._job.status == "running":
@@ -56,36 +54,8 @@ class AskedTrainer:
         self._job.say("started")
         self._job.change(status="running")
 
-    def do(self, tokens: int) -> None:
-        """Does `piece`, with at most `tokens` tokens if it has a pack."""
-        self.piece = self._after(self.piece.kind, tokens)
-
-    @property
-    def is_updating(self) -> bool:
-        """The weights are between two steps."""
-        return self._layer > 0
-
     def save(self) -> None:
         """Nothing: what outlives the instance was published."""
-
-    def _after(self, kind: Kind, tokens: int) -> Piece:
-        """Does a piece of that kind. Returns the next one."""
-        match kind:
-            case Kind.WAIT:
-                return self._then()
-            case Kind.BEGIN:
-                return self._begin_batch()
-            case Kind.PACK | Kind.MEMORY:
-                return self._begin_pack()
-            case Kind.MEASURED:
-                return self._learned()
-            case Kind.CLIP:
-                return self._clip()
-            case Kind.UPDATE:
-                return self._update()
-            case Kind.SAVE:
-                return self._publish()
-        return self._compute(tokens)
 
     # --- asks
 
@@ -109,17 +79,16 @@ class AskedTrainer:
             case asks.Nothing():
                 return self._answered(ask)
 
-    def _publish(self) -> Piece:
+    def _save(self) -> Piece:
         assert isinstance(self._ask, asks.Publish)
         return self._when(self._files.publish(self._ask.name, self._adapter.state), self._answered)
 
     def _answered(self, answer: asks.Answer) -> Piece:
         return self._when(self._files.answer(answer), lambda _: self._next_ask())
 
-    def _when(self, files: Future[Any], then: Callable[[Any], Piece]) -> Piece:
+    def _when(self, files: Future[T], then: Callable[[T], Piece]) -> Piece:
         """What comes when they are read or written. OSError if they can't be."""
-        self._then = lambda: then(files.result()) if files.done() else Piece(Kind.WAIT)
-        return self._then()
+        return self._await(files, lambda done: then(done.result()))
 
     def _end(self) -> Piece:
         self._job.end("cancelled", "its caller has left", trained_tokens=self._all_tokens)
@@ -135,7 +104,6 @@ class AskedTrainer:
         return self._batch.piece
 
     def _begin_pack(self) -> Piece:
-        """To wait for its memory may take long: the caller may leave meanwhile."""
         if self._files.is_over:
             return self._end()
         try:
@@ -144,15 +112,10 @@ class AskedTrainer:
             return self._answered(asks.Refused(str(error)))
         return self._batch.piece
 
-    def _compute(self, tokens: int) -> Piece:
-        try:
-            self._batch.do(tokens)
-        except RevokedError:
-            self._wasted_tokens += self._batch.begun_tokens
-            return Piece(Kind.BEGIN)
-        return self._batch.piece
+    def _again(self) -> Piece:
+        return Piece(Kind.BEGIN)
 
-    def _learned(self) -> Piece:
+    def _measured(self) -> Piece:
         assert isinstance(self._ask, asks.Learn)
         batch, lengths = self._batch, self._ask.lengths
         self._loss = batch.loss / batch.tokens
@@ -167,7 +130,7 @@ class AskedTrainer:
         if not isinstance(self._ask, asks.Step):
             self._adapter.keep_gradients()
             self._has_gradients = True
-            return self._learned()
+            return self._measured()
         self._has_gradients = False
         self._norm = self._adapter.clip(self._ask.max_norm or math.inf)
         if not math.isfinite(self._norm):
@@ -175,16 +138,14 @@ class AskedTrainer:
             return self._answered(asks.Refused(said))
         return Piece(Kind.UPDATE)
 
-    def _update(self) -> Piece:
-        """Of one layer's weights."""
+    @property
+    def _adam(self) -> Adam:
         assert isinstance(self._ask, asks.Step)
         ask = self._ask
-        adam = Adam(ask.learning_rate, ask.betas, ask.eps, ask.weight_decay)
-        self._adapter.update(self._layer, adam)
-        self._layer = (self._layer + 1) % len(self._adapter.facts)
-        return Piece(Kind.UPDATE) if self.is_updating else self._end_step(adam.learning_rate)
+        return Adam(ask.learning_rate, ask.betas, ask.eps, ask.weight_decay)
 
-    def _end_step(self, rate: float) -> Piece:
+    def _end_step(self) -> Piece:
+        rate = self._adam.learning_rate
         self._step += 1
         (tokens, self._tokens), (wasted, self._wasted_tokens) = (self._tokens, 0), (self._wasted_tokens, 0)
         self._job.add_loss(

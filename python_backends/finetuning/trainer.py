@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from python_backends.engine.protocol import AdapterInTraining
 from python_backends.finetuning import saved_states
+from python_backends.finetuning.in_pieces import TrainerInPieces
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.mini_batch import MiniBatch
-from python_backends.finetuning.pack_memory import PackMemory, RevokedError
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import mini_batch, steps_a_pass
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
@@ -56,11 +55,9 @@ class Files:
     read: Prepared | None = None  # None: the trainer reads them
 
 
-class Trainer:
+class Trainer(TrainerInPieces):
     """`adapter` is the one that `job` asks for, with packs in `memory`. `watch` sees every step; `files`
     writes files.
-
-    `piece` is what comes next; `begin` finds the first one, and `do` does it and finds the one after it.
     """
 
     def __init__(
@@ -71,9 +68,8 @@ class Trainer:
         files: Files,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self._job, self._adapter, self._memory, self._watch = job, adapter, memory, watch
-        self.tile_tokens, self.wait = adapter.tile_tokens, adapter.wait
-        self._files, self._written = files, _done()
+        super().__init__(job, adapter, memory)
+        self._watch, self._files, self._written = watch, files, _done()
         read = files.read or prepare(job)
         self._examples, self._held_out, self._read = read.examples, read.held_out, read
         self._batch_size = int(job.fields["hyperparameters"]["batch_size"])
@@ -81,17 +77,9 @@ class Trainer:
         self._learning_rate = float(job.options["learning_rate"])
         self.num_steps = int(job.options["steps"])
         self._states = job.directory / "checkpoints"
-        self._step = self._trained_tokens = self._saved_step = 0
-        self._wasted_tokens = 0  # since the last step
-        self._layer = 0  # whose weights change next
-        self._norm = 0.0  # of the gradients
+        self._trained_tokens = self._saved_step = 0
         self._began_s = self._saved_s = time.monotonic()
         self._began_step = 0
-        self.piece = Piece(Kind.BEGIN)
-        self._batch: MiniBatch  # since the first BEGIN
-        # what WAIT waits for, and what comes then
-        self._awaited: Future[Any] = self._written
-        self._then: Callable[[], Piece] = self._next_step
 
     def run(self) -> None:
         """Until the job has ended, and job.json says how."""
@@ -100,38 +88,13 @@ class Trainer:
             self.do(self.tile_tokens)
 
     def begin(self) -> None:
-        """Reads where the job stands."""
         self.piece = self._next_step() if self._resume() else Piece(Kind.END)
-
-    def do(self, tokens: int) -> None:
-        """Does `piece`, with at most `tokens` tokens if it has a pack."""
-        self.piece = self._after(self.piece.kind, tokens)
-
-    def _after(self, kind: Kind, tokens: int) -> Piece:
-        """Does a piece of that kind. Returns the next one."""
-        match kind:
-            case Kind.BEGIN:
-                return self._begin_batch()
-            case Kind.PACK | Kind.MEMORY:
-                return self._begin_pack()
-            case Kind.MEASURED:
-                return self._measured()
-            case Kind.CLIP:
-                return self._clip()
-            case Kind.UPDATE:
-                return self._update()
-            case Kind.SAVE:
-                self.save()
-                return self._next_step()
-            case Kind.WAIT:
-                return self._wait_for(self._awaited, self._then)
-        return self._compute(tokens)
 
     # --- a step
 
     def _next_step(self) -> Piece:
         if self._step == self.num_steps and not self._must_measure:
-            return self._wait_for(self._written, self._finish)
+            return self._await(self._written, self._finish)
         if self._job.is_cancel_asked:
             return self._end("cancelled", "cancelled")
         return Piece(Kind.BEGIN)
@@ -147,19 +110,13 @@ class Trainer:
         return self._batch.piece
 
     def _begin_pack(self) -> Piece:
-        """To wait for its memory may take long: a job can be cancelled meanwhile."""
         if self._job.is_cancel_asked:
             return self._next_step()
         self._batch.begin_pack()
         return self._batch.piece
 
-    def _compute(self, tokens: int) -> Piece:
-        try:
-            self._batch.do(tokens)
-        except RevokedError:
-            self._wasted_tokens += self._batch.begun_tokens
-            return self._next_step()
-        return self._batch.piece
+    def _again(self) -> Piece:
+        return self._next_step()
 
     @property
     def _must_measure(self) -> bool:
@@ -169,7 +126,7 @@ class Trainer:
 
     def _measured(self) -> Piece:
         written = self._files.writer.submit(self._job.add_held_out_loss, self._batch.loss)
-        return self._wait_for(written, partial(self._after_measured, written))
+        return self._await(written, self._after_measured)
 
     def _after_measured(self, written: Future[None]) -> Piece:
         written.result()  # OSError if it could not be written
@@ -182,16 +139,9 @@ class Trainer:
             return self._diverged(self._batch.loss, self._norm)
         return Piece(Kind.UPDATE)
 
-    def _update(self) -> Piece:
-        """Of one layer's weights."""
-        self._adapter.update(self._layer, Adam(self._learning_rate))
-        self._layer = (self._layer + 1) % len(self._adapter.facts)
-        return Piece(Kind.UPDATE) if self.is_updating else self._end_step()
-
     @property
-    def is_updating(self) -> bool:
-        """The weights are between two steps."""
-        return self._layer > 0
+    def _adam(self) -> Adam:
+        return Adam(self._learning_rate)
 
     def _end_step(self) -> Piece:
         batch, rate = self._batch, self._learning_rate
@@ -203,13 +153,17 @@ class Trainer:
         wasted, self._wasted_tokens = self._wasted_tokens, 0
         self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens, wasted))
         if self._step == self.num_steps:  # at most one saved state waits in memory
-            return self._wait_for(self._written, self._after_step)
-        return self._after_step()
+            return self._await(self._written, self._after_step)
+        return self._after_step(self._written)
 
-    def _after_step(self) -> Piece:
+    def _after_step(self, _written: Future[None]) -> Piece:
         return Piece(Kind.SAVE) if self._is_save_due() else self._next_step()
 
     # --- files
+
+    def _save(self) -> Piece:
+        self.save()
+        return self._next_step()
 
     def save(self) -> None:
         """Saves the state after the last whole step, unless that is done. A state that can't be written is an
@@ -245,11 +199,6 @@ class Trainer:
         is_wanted = is_old or self._ends_pass or self._step == self.num_steps
         return is_wanted and self._written.done()
 
-    def _wait_for(self, files: Future[Any], then: Callable[[], Piece]) -> Piece:
-        """What comes when they are written, or can't be."""
-        self._awaited, self._then = files, then
-        return then() if files.done() else Piece(Kind.WAIT)
-
     # --- beginning and end
 
     def _resume(self) -> bool:
@@ -274,10 +223,9 @@ class Trainer:
         self._job.change(status="running")
         return True
 
-    def _finish(self) -> Piece:
-        self._written.result()  # OSError if the last saved state could not be written
-        published = self._files.writer.submit(self._publish)
-        return self._wait_for(published, partial(self._succeed, published))
+    def _finish(self, written: Future[None]) -> Piece:
+        written.result()  # OSError if the last saved state could not be written
+        return self._await(self._files.writer.submit(self._publish), self._succeed)
 
     def _publish(self) -> str:
         """Called by the writer. See `finish`."""
@@ -302,7 +250,7 @@ class Trainer:
 
     def _end(self, status: str, message: str, **fields: object) -> Piece:
         """A saved state that failed does not matter any more."""
-        return self._wait_for(self._written, partial(self._ended, status, message, fields))
+        return self._await(self._written, lambda _: self._ended(status, message, fields))
 
     def _ended(self, status: str, message: str, fields: dict[str, object]) -> Piece:
         self._job.end(status, message, trained_tokens=self._trained_tokens, **fields)
