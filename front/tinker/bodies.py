@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from msgspec import Struct, field
 
 from front.errors import ProblemError, refused
+from python_backends.engine.adapter_directory import NAME
 from python_backends.finetuning.job_fields import LIMITS
 from python_backends.nouns import asks
 
 UNSUPPORTED = "unsupported_value"
+STATE = re.compile(rf"tinker://(ftjob-[0-9a-f]+)/weights/({NAME.pattern})")
 
 
 class SessionAsk(Struct):
@@ -60,6 +63,24 @@ class SaveAsk(Struct):
     ttl_seconds: int | None = None
 
 
+class SaveStateAsk(Struct):
+    model_id: str
+    seq_id: int
+    path: str
+    ttl_seconds: int | None = None
+
+
+class LoadStateAsk(Struct):
+    model_id: str
+    seq_id: int
+    path: str
+    optimizer: bool = False
+
+
+class StateAsk(Struct):
+    tinker_path: str
+
+
 class SamplerAsk(Struct):
     session_id: str
     sampling_session_seq_id: int
@@ -79,6 +100,31 @@ RANGES = {  # of Adam's parameters, both ends taken
     "weight_decay": (0.0, 1e6),
     "grad_clip_norm": (0.0, 1e30),
 }
+
+
+def check_name(name: str) -> None:
+    """Of what is saved. Raises ProblemError."""
+    if not NAME.fullmatch(name):
+        said = f" = {name[:40]!r}: must be 1 to 128 letters, digits and . _ : -, the first no sign"
+        raise refused("path", said)
+
+
+def check_stays(ttl_seconds: int | None) -> None:
+    """Raises ProblemError."""
+    if ttl_seconds is not None:
+        raise refused("ttl_seconds", ": what is saved stays until it is removed", UNSUPPORTED)
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """The job and the name of a saved state. Raises ProblemError."""
+    found = STATE.fullmatch(path)
+    if found is None:
+        raise refused("path", f" = {path[:80]!r}: must be one that save_state has given")
+    return found[1], found[2]
+
+
+def state_path(job: str, name: str) -> str:
+    return f"tinker://{job}/weights/{name}"
 
 
 def step_of(ask: StepAsk) -> asks.Step:

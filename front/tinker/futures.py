@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from front.errors import ProblemError, json_response
 from front.model import Model
+from front.tinker.bodies import state_path
 from front.tinker.data import output_of
 from front.tinker.sessions import Sampler, Session, Sessions
 from front.tinker.training import FailedError, Trained
@@ -55,6 +56,10 @@ class Futures:
                 return json_response({"metrics": {"grad_norm": answer.norm}})
             case asks.Published():
                 return json_response(await self._saved(session, model, number, answer.adapter, until_s))
+            case asks.Saved():
+                return json_response({"type": "save_weights", "path": state_path(model.job.id, answer.name)})
+            case asks.Loaded():
+                return json_response({"type": "load_weights"})
             case asks.Refused():
                 raise FailedError(answer.error, True)
         raise FailedError("it was refused when it was asked for", True)

@@ -22,8 +22,7 @@ from front.tinker.data import learn_of, read_request
 from front.tinker.futures import Futures
 from front.tinker.sampling import SampleAsk, question_of, sampled
 from front.tinker.sessions import Sampler, Sessions
-from front.tinker.training import Trained, new_job
-from python_backends.engine.adapter_directory import NAME
+from front.tinker.training import Trained, new_job, shape_of
 from python_backends.nouns import asks
 from python_backends.settings import Settings
 
@@ -56,6 +55,9 @@ class TinkerRoutes:
             "forward_backward": self._learn,
             "optim_step": self._step,
             "save_weights_for_sampler": self._save,
+            "save_weights": self._save_state,
+            "load_weights": self._load_state,
+            "weights_info": self._state_info,
             "create_sampling_session": self._create_sampler,
             "asample": self._sample,
             "retrieve_future": self._retrieve,
@@ -130,19 +132,36 @@ class TinkerRoutes:
         ask = await self._read(request, asked.SaveAsk)
 
         def made() -> asks.Publish:
-            if ask.path is not None and not NAME.fullmatch(ask.path):
-                said = (
-                    f" = {ask.path[:40]!r}: must be 1 to 128 letters, digits and . _ : -, the first no sign"
-                )
-                raise refused("path", said)
+            if ask.path is not None:
+                asked.check_name(ask.path)
             if ask.kind != "snapshot":
                 raise refused("kind", ": must be snapshot", asked.UNSUPPORTED)
-            if ask.ttl_seconds is not None:
-                raise refused("ttl_seconds", ": adapters stay until they are removed", asked.UNSUPPORTED)
+            asked.check_stays(ask.ttl_seconds)
             self.sessions.model(ask.model_id).note_save(ask)
             return asks.Publish(ask.path or "")
 
         return await self._ask(ask.model_id, ask.seq_id, made)
+
+    async def _save_state(self, request: Request) -> Response:
+        ask = await self._read(request, asked.SaveStateAsk)
+
+        def made() -> asks.SaveState:
+            asked.check_name(ask.path)
+            asked.check_stays(ask.ttl_seconds)
+            return asks.SaveState(ask.path)
+
+        return await self._ask(ask.model_id, ask.seq_id, made)
+
+    async def _load_state(self, request: Request) -> Response:
+        ask = await self._read(request, asked.LoadStateAsk)
+        made = lambda: asks.LoadState(*asked.place_of(ask.path), ask.optimizer)  # noqa: E731
+        return await self._ask(ask.model_id, ask.seq_id, made)
+
+    async def _state_info(self, request: Request) -> Response:
+        job_id, _ = asked.place_of((await self._read(request, asked.StateAsk)).tinker_path)
+        shape = await asyncio.to_thread(shape_of, self._settings, job_id)
+        name = self._model.name
+        return json_response({"base_model": name, "is_lora": True, "train_unembed": False, **shape})
 
     async def _ask(self, name: str, number: int, make: Callable[[], asks.Ask]) -> Response:
         """One that is refused leaves its number to nothing: the ones after it are not kept waiting."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from typing import Any
 
 from front.errors import ProblemError, refused
 from front.tinker.bodies import Lora, SaveAsk
@@ -97,6 +98,21 @@ def new_job(settings: Settings, lora: Lora) -> Job:
     return create(directory, None, fields)
 
 
+def shape_of(settings: Settings, job_id: str) -> dict[str, Any]:
+    """What a model must be to go on from what the job has saved. Raises ProblemError and CheckpointError."""
+    try:
+        shape = Job(jobs_directory(settings) / job_id).shape
+    except JobError:
+        raise ProblemError(404, f"{job_id}: there is no such job", "not_found") from None
+    attention = _attention(read_model_facts(open_source(settings.model_directory)))
+    trained = {name in attention for name in shape.modules}
+    return {"lora_rank": shape.rank, "train_attn": True in trained, "train_mlp": False in trained}
+
+
+def _attention(facts: ModelFacts) -> set[str]:
+    return {path.rpartition(".")[2] for path in attention_shapes(facts)}
+
+
 def _targets(facts: ModelFacts, lora: Lora) -> list[str]:
-    attention = {path.rpartition(".")[2] for path in attention_shapes(facts)}
+    attention = _attention(facts)
     return [name for name in facts.module_names if (lora.train_attn if name in attention else lora.train_mlp)]

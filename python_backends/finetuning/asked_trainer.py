@@ -18,6 +18,7 @@ from python_backends.finetuning.jobs import Job, JobError
 from python_backends.finetuning.mini_batch import MiniBatch
 from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.pieces import Kind, Piece
+from python_backends.finetuning.saved_states import Place, State
 from python_backends.finetuning.trainer import Files, Progress
 from python_backends.nouns import asks
 from python_backends.nouns.training import Adam
@@ -41,6 +42,7 @@ class AskedTrainer(TrainerInPieces):
         self._ask: asks.Ask = asks.Nothing()
         self._has_gradients = False
         self._all_tokens = 0
+        self._num_moments = 0  # steps that the optimiser's moments know
         self._tokens = 0  # since the last step
         self._loss = 0.0  # of the latest mini-batch, a token
         self._then = self._next_ask
@@ -74,14 +76,35 @@ class AskedTrainer(TrainerInPieces):
                 return Piece(Kind.CLIP)
             case asks.Step():
                 return self._answered(asks.Refused("there are no gradients: forward_backward goes before"))
-            case asks.Publish():
+            case asks.Publish() | asks.SaveState():
                 return Piece(Kind.SAVE)
+            case asks.LoadState():
+                return self._when(self._files.read_state(ask), self._load)
             case asks.Nothing():
                 return self._answered(ask)
 
     def _save(self) -> Piece:
-        assert isinstance(self._ask, asks.Publish)
-        return self._when(self._files.publish(self._ask.name, self._adapter.state), self._answered)
+        if isinstance(self._ask, asks.Publish):
+            return self._when(self._files.publish(self._ask.name, self._adapter.state), self._answered)
+        assert isinstance(self._ask, asks.SaveState)
+        place = Place(self._num_moments, self._all_tokens, ends_pass=False)
+        return self._when(self._files.save_state(self._ask.name, place, self._adapter.state), self._answered)
+
+    def _load(self, found: tuple[Place, State] | asks.Refused) -> Piece:
+        assert isinstance(self._ask, asks.LoadState)
+        if isinstance(found, asks.Refused):
+            return self._answered(found)
+        place, state = found
+        num_moments = place.step if self._ask.with_moments else 0
+        try:
+            self._adapter.resume(state, num_moments)
+        except ValueError as error:
+            return self._answered(asks.Refused(f"the state is another adapter's: {error}"))
+        self._num_moments = num_moments
+        if self._has_gradients:  # of other weights
+            self._adapter.clip(math.inf)
+            self._has_gradients = False
+        return self._answered(asks.Loaded())
 
     def _answered(self, answer: asks.Answer) -> Piece:
         return self._when(self._files.answer(answer), lambda _: self._next_ask())
@@ -147,6 +170,7 @@ class AskedTrainer(TrainerInPieces):
     def _end_step(self) -> Piece:
         rate = self._adam.learning_rate
         self._step += 1
+        self._num_moments += 1
         (tokens, self._tokens), (wasted, self._wasted_tokens) = (self._tokens, 0), (self._wasted_tokens, 0)
         self._job.add_loss(
             step=self._step, loss=self._loss, tokens=tokens, learning_rate=rate, grad_norm=self._norm

@@ -1,7 +1,8 @@
 """Saved states of a job: after which step, with weights and both moments in float32. A saved state is whole
 or not there. They are in the job's directory `checkpoints`, as OpenAI calls them.
 
-Kept are the last two, and the last ten of those at the end of a pass over the data.
+Kept are the last two, and the last ten of those at the end of a pass over the data. What a caller saves by
+name is in `states`: the last 16.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from python_backends.linux.files import write_directory
 
 NUM_KEPT = 2
 NUM_PASSES_KEPT = 10  # with few examples every step ends a pass
+NUM_NAMED_KEPT = 16
 
 State = dict[str, NDArray[Any]]  # weights and moments
 
@@ -35,15 +37,36 @@ class Place:
 
 def save(directory: Path, place: Place, state: State) -> None:
     """Adds a saved state, and deletes those that are not needed any more. OSError where the disk is full."""
+    target = _path(directory, place.step)
+    if not target.exists():
+        _write(target, place, state)
+    _delete_old(directory)
 
+
+def save_named(directory: Path, name: str, place: Place, state: State) -> None:
+    """A saved state of that name is replaced, once the new one is written. OSError where the disk is full."""
+    new, target = directory / f".{name}", directory / name
+    shutil.rmtree(new, ignore_errors=True)
+    _write(new, place, state)
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
+    found = [path for path in directory.iterdir() if not path.name.startswith(".")]
+    for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-NUM_NAMED_KEPT]:
+        shutil.rmtree(old)
+
+
+def read_named(directory: Path, name: str) -> tuple[Place, State]:
+    """OSError if there is none, ValueError if it can't be read."""
+    path = directory / name
+    return _place(path), read_arrays(path / "state.safetensors")
+
+
+def _write(target: Path, place: Place, state: State) -> None:
     def write(path: Path) -> None:
         save_file(state, path / "state.safetensors")
         (path / "state.json").write_text(json.dumps(asdict(place)) + "\n")
 
-    target = _path(directory, place.step)
-    if not target.exists():
-        write_directory(target, write)
-    _delete_old(directory)
+    write_directory(target, write)
 
 
 def last(directory: Path) -> tuple[Place, State] | None:

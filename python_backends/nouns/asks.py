@@ -64,11 +64,25 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
     name: str  # empty: the id of the job; such versions end with it
 
 
+class SaveState(msgspec.Struct, frozen=True, tag=True):
+    """Weights and moments as they are now are kept in the job's directory, for a model to go on from."""
+
+    name: str
+
+
+class LoadState(msgspec.Struct, frozen=True, tag=True):
+    """The model goes on from what `job` has saved; gradients since the last step are dropped."""
+
+    job: str
+    name: str
+    with_moments: bool  # else the optimiser begins anew
+
+
 class Nothing(msgspec.Struct, frozen=True, tag=True):
     """An ask that was refused before: the next one follows."""
 
 
-Ask = Learn | Step | Publish | Nothing
+Ask = Learn | Step | Publish | SaveState | LoadState | Nothing
 
 
 class Learned(msgspec.Struct, frozen=True, tag=True):
@@ -85,13 +99,21 @@ class Published(msgspec.Struct, frozen=True, tag=True):
     adapter: str  # name@version
 
 
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """The ask has changed nothing."""
 
     error: str
 
 
-Answer = Learned | Stepped | Published | Refused | Nothing
+Answer = Learned | Stepped | Published | Saved | Loaded | Refused | Nothing
 
 
 def written(what: Ask | Answer) -> bytes:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from commands.finetune.alone import AtOnce, train
 from python_backends.engine.adapter_directory import WEIGHTS
 from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
-from python_backends.finetuning import ask_files
+from python_backends.finetuning import ask_files, saved_states
 from python_backends.finetuning.asked_trainer import LOST, AskedTrainer
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job, create
@@ -186,6 +186,56 @@ def test_each_step_has_its_own_parameters(led: Led) -> None:
     led(asks.Step(1e-30, (0.5, 0.6), 1e-8, 0.5e30, 0.0))
     for key, each in led.weights.items():
         assert torch.allclose(each, after[key] / 2, rtol=1e-5), key
+
+
+def test_another_model_goes_on_from_a_saved_state_as_the_first_one_does(
+    model: TrainedModel, tmp_path: Path
+) -> None:
+    """With the optimiser's moments the same numbers; without them it steps as one that begins."""
+    first, data = Led(model, tmp_path), examples(4)
+    step = asks.Step(RATE, (0.9, 0.999), 1e-30, 0.0, 0.0)
+    for _ in range(2):
+        first(learn(data))
+        first(step)
+    assert first(asks.SaveState("law")) == asks.Saved("law")
+    saved = first.weights
+    first(learn(data))
+    first(step)
+    goes_on, begins = Led(model, tmp_path), Led(model, tmp_path)
+    for other in (goes_on, begins):
+        other(learn(data[:1]))
+        other(step)
+        other(learn(data[:1]))
+        assert other(asks.LoadState(first.job.id, "law", other is goes_on)) == asks.Loaded()
+        assert all(torch.equal(each, saved[key]) for key, each in other.weights.items())
+        assert "no gradients" in other(step).error, "those of other weights are dropped"
+        other(learn(data))
+        other(step)
+    wanted = first.weights
+    assert all(torch.equal(each, wanted[key]) for key, each in goes_on.weights.items())
+    moved = torch.cat([(each - saved[key]).abs().flatten() for key, each in begins.weights.items()])
+    assert torch.allclose(moved[moved > 0], torch.tensor(RATE), rtol=1e-2), "the first step of Adam"
+    assert goes_on(asks.SaveState("again")) == asks.Saved("again")
+    place, _ = saved_states.read_named(goes_on.job.directory / "states", "again")
+    assert place.step == 3, "what the moments know"
+
+
+def test_a_state_that_can_not_be_loaded_says_why_and_changes_nothing(
+    model: TrainedModel, led: Led, tmp_path: Path
+) -> None:
+    other = Led(model, tmp_path)
+    assert led(asks.SaveState("law")) == asks.Saved("law")
+    before = other.weights
+    directory = led.job.directory / "states" / "law"
+    assert f"{led.job.id} has saved no state poem" in other(asks.LoadState(led.job.id, "poem", False)).error
+    weights = load_file(directory / "state.safetensors")
+    save_file({key: each[:1] for key, each in weights.items()}, directory / "state.safetensors")
+    assert "the state is another adapter's" in other(asks.LoadState(led.job.id, "law", False)).error
+    (directory / "state.safetensors").write_bytes(b"nonsense")
+    assert "can't be read" in other(asks.LoadState(led.job.id, "law", False)).error
+    assert all(torch.equal(each, before[key]) for key, each in other.weights.items())
+    other(learn(examples(2)))
+    assert other(ADAM).norm > 0
 
 
 def test_gradients_that_are_not_finite_are_dropped_and_the_job_goes_on(

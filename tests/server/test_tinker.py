@@ -105,7 +105,7 @@ def test_the_loss_falls_and_samples_change_and_streams_beside_it_do_not(
         while not over.is_set():
             texts.append(gapless.generate(**asked)["text_output"])
 
-    beside = [threading.Thread(target=stream) for _ in range(3)]
+    beside = [threading.Thread(target=stream) for _ in range(16)]
     for thread in beside:
         thread.start()
     try:
@@ -135,16 +135,22 @@ def test_the_loss_falls_and_samples_change_and_streams_beside_it_do_not(
     wait_for(lambda: "shout" not in {each["id"] for each in said(front.get("/v1/models"))["data"]}, 30)
 
 
-def test_a_model_whose_instance_has_died_has_failed_and_the_server_goes_on(
+def test_a_model_whose_instance_has_died_has_failed_and_another_goes_on_from_its_saved_state(
     gapless: Gapless, front: httpx2.Client, opened: Opened
 ) -> None:
-    assert loss_of(opened, opened.learn(1, examples(front))) > 0
+    first = loss_of(opened, opened.learn(1, examples(front)))
+    opened.awaited(said(opened.asked("optim_step", 2, adam_params=RATE)))
+    saved = opened.awaited(said(opened.asked("save_weights", 3, path="kept"))).json()["path"]
+    stepped = loss_of(opened, opened.learn(4, examples(front)))
+    assert stepped < first
     gapless.kill(gapless.instance_pid())
-    request = said(opened.asked("optim_step", 2))
+    request = said(opened.asked("optim_step", 5))
     failed = opened.awaited(request).json()
     assert failed["category"] == "server"
     assert "the instance that trained it has ended" in failed["error"]
     opened.finish()
     other = Opened(opened.asks, said(front.get("/v1/models"))["data"][0]["id"])
-    assert loss_of(other, other.learn(1, examples(front))) > 0
+    loaded = other.asked("load_weights", 1, path=saved, optimizer=True)
+    assert other.awaited(said(loaded)).json()["type"] == "load_weights"
+    assert loss_of(other, other.learn(2, examples(front))) == pytest.approx(stepped, rel=1e-4)
     other.finish()

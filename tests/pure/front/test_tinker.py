@@ -170,6 +170,35 @@ def test_saved_weights_are_there_when_they_can_be_asked_for(
     assert said(opened.asks.get(f"samplers/{other}"))["model_path"] == path
 
 
+def test_a_state_is_saved_and_loaded_by_its_path(opened: Led) -> None:
+    request = said(opened.asked("save_weights", 1, path="law"))["request_id"]
+    assert opened.answered(1, asks.Saved("law")) == asks.SaveState("law")
+    path = said(opened.retrieve(request))["path"]
+    assert path == f"tinker://{opened.job.id}/weights/law"
+    for number, optimizer in ((2, False), (3, True)):
+        request = said(opened.asked("load_weights", number, path=path, optimizer=optimizer))["request_id"]
+        ask = opened.answered(number, asks.Loaded())
+        assert ask == asks.LoadState(opened.job.id, "law", optimizer)
+        assert said(opened.retrieve(request))["type"] == "load_weights"
+    info = said(opened.asks.post("weights_info", json=body("weights_info", tinker_path=path)))
+    assert (info["base_model"], info["is_lora"], info["lora_rank"]) == (BUNDLED.name, True, 16)
+    assert (info["train_attn"], info["train_mlp"], info["train_unembed"]) == (True, True, False)
+
+
+def test_a_path_that_is_no_saved_state_is_refused(opened: Led) -> None:
+    mine = f"tinker://{opened.job.id}/weights"
+    for number, path in enumerate(("law", "tinker://x/weights/law", f"{mine}/.."), 1):
+        message = said(opened.asked("load_weights", number, path=path), 400)["error"]["message"]
+        assert message.startswith(f"path = '{path}': must be one that save_state has given")
+    other = body("weights_info", tinker_path="tinker://ftjob-0123/weights/law")
+    message = said(opened.asks.post("weights_info", json=other), 404)["error"]["message"]
+    assert message == "ftjob-0123: there is no such job"
+    assert "path = '../x'" in said(opened.asked("save_weights", 4, path="../x"), 400)["error"]["message"]
+    request = said(opened.asked("load_weights", 5, path=f"{mine}/a"))["request_id"]
+    opened.answered(5, asks.Refused("it has saved no state a"))
+    assert said(opened.retrieve(request)) == {"error": "it has saved no state a", "category": "user"}
+
+
 def test_samples_have_tokens_and_log_probabilities(opened: Led, ensemble: Ensemble) -> None:
     ensemble.pieces = (
         Piece("a", num_cached_tokens=2, output_ids=(7, 8), output_log_probs=(-1.0, -2.0)),

@@ -47,10 +47,12 @@ class Optimiser:
         return found
 
     def resume(self, moments: Mapping[str, Tensor], num_steps: int) -> None:
-        """Goes on after `num_steps` steps."""
-        for key, weight, optimiser in self._weights() if num_steps else ():
-            values = {name: moments[f"{key}.{name}"].to(weight).clone() for name in MOMENTS}
-            optimiser.state[weight] = {"step": torch.tensor(float(num_steps)), **values}
+        """Goes on after `num_steps` steps; after none, it begins anew."""
+        for key, weight, optimiser in self._weights():
+            optimiser.state.pop(weight, None)
+            if num_steps:
+                values = {name: moments[f"{key}.{name}"].to(weight).clone() for name in MOMENTS}
+                optimiser.state[weight] = {"step": torch.tensor(float(num_steps)), **values}
 
     def _weights(self) -> list[tuple[str, Tensor, torch.optim.AdamW]]:
         return [
