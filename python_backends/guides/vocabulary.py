@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from python_backends.guides.errors import GuideError
+
+MOST_ENCODED = 2048  # texts whose tokens are kept
+LONGEST_KEPT = 128  # characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,13 +35,17 @@ class Vocabulary:
 
 
 class _Plain:
-    """What TokenizerWrapper reads."""
+    """What TokenizerWrapper reads. Masks ask for the tokens of texts that a guide leaves no choice about: the
+    same ones in each answer.
+    """
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, end_id: int) -> None:
         self.tokens, self.special_token_ids = vocabulary.tokens, vocabulary.special_ids
         self.eos_token_id, self._encode = end_id, vocabulary.encode
+        self._encode_short = lru_cache(MOST_ENCODED)(vocabulary.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        encode = self._encode_short if len(text) <= LONGEST_KEPT else self._encode
+        return encode(text if isinstance(text, str) else text.decode())

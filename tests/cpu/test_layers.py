@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
@@ -40,9 +41,13 @@ from python_backends.engine.model.description import (
 from python_backends.engine.model.four_bits import numbers
 from python_backends.engine.model.quantised import AS_IT_IS, grouped, quantise
 from python_backends.engine.slots.adapter_slots import AdapterSlots
+from python_backends.engine.slots.allowed import Allowed
+from python_backends.engine.slots.numbers import fail_others
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.torch.attention import score_operator
 from python_backends.engine.torch.operators import activation_operator
-from python_backends.nouns.request import AdapterVersion, Floats, Sampling
+from python_backends.guides.matcher import WORD_BITS, num_words
+from python_backends.nouns.request import AdapterVersion, Finish, Floats, Sampling
 from python_backends.nouns.step import Admit
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
@@ -320,6 +325,8 @@ class Computed:
         for span, number in model.adapter_of.items():
             version = AdapterVersion("adapter", "1", f"{number}")
             self._adapters.apply([Admit(span, 0, Sampling(1), 1, 0, np.zeros(1, np.int32), adapter=version)])
+        self.choose = self._open.choose
+        self.meanwhile: Callable[[Floats], None] = lambda _: None  # what this thread does at the beginning
         self.states: Floats = np.zeros((0, HIDDEN), np.float32)
 
     def __call__(self, spans: list[int], sampled_alone: bool = False) -> Tensor:
@@ -347,7 +354,8 @@ class Computed:
             setattr(table, name, values.ctypes.data)
         rows = AdapterRows(self._adapters)
         rows.put(table, np.array(spans, np.int32), np.array(tokens, np.int32))
-        self._open.compute(table)
+        with self._open.computing(table):
+            self.meanwhile(logits)
         return torch.from_numpy(logits)
 
     def _fill(self, spans: list[int], of_span: tuple[Tensor, ...]) -> None:
@@ -502,6 +510,52 @@ def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None
     rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
     got = made_here.computed(model)(ALL, sampled_alone=True)
     made_here.check(got, model.logits(torch.stack(rows)))
+
+
+@wanted
+def test_the_others_compute_while_this_one_does_something_else(made_here: Made) -> None:
+    torch.manual_seed(2)
+    model = made_here.model("grouped", {})
+    computed, seen = made_here.computed(model), []
+
+    def wait_for(logits: Floats) -> None:
+        ends_s = time.monotonic() + 60
+        while np.isnan(logits).any() and time.monotonic() < ends_s:
+            time.sleep(0.001)
+        seen.append(logits.copy())
+
+    computed.meanwhile = wait_for
+    got = computed(ALL)
+    np.testing.assert_array_equal(seen[0], got.numpy())
+    made_here.check(got, expected_logits(model))
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@wanted
+@pytest.mark.parametrize("vocabulary", [32, 200, 333])
+def test_the_greatest_logit_of_those_that_may_come_is_chosen(made_here: Made, vocabulary: int) -> None:
+    """As the sampler chooses and fails, row by row; among equals the first one."""
+    random = np.random.default_rng(vocabulary)
+    logits = random.integers(-9, 9, (40, vocabulary)).astype(np.float32)
+    bits = random.random((30, num_words(vocabulary) * WORD_BITS)) < random.choice([0.02, 0.5, 1], (30, 1))
+    bits[:, vocabulary:] = False
+    bits[3] = False
+    for row, bad in enumerate([NAN, INF, -INF, 3e38, -3e38, 1.0]):
+        logits[row + 10, [row, -1]] = bad
+        logits[row + 20] = bad
+    masks = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little"))
+    allowed = Allowed(torch.arange(5, 35), masks)
+    computed = made_here.computed(made_here.model("grouped", {}))
+    for rows in (SamplingRows(allowed=allowed), GREEDY):
+        tokens, are_good = computed.choose(logits, rows.allowed)
+        expected = sample(torch.from_numpy(logits), rows)
+        result = torch.zeros((2, len(logits)), dtype=torch.int64)
+        fails = fail_others(result, torch.from_numpy(logits), expected, rows)[1].numpy() == Finish.ERROR
+        np.testing.assert_array_equal(are_good, ~fails)
+        assert 5 < fails.sum() < 20
+        np.testing.assert_array_equal(tokens[are_good], expected.numpy()[are_good])
 
 
 @wanted

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from python_backends.engine.cpu.library import library
-from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
+from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows
 from python_backends.nouns.request import Finish, Request
 from tests.support.tiny_models import Agreement, Serving, TinyModel, random_requests
@@ -48,21 +48,6 @@ def test_a_row_that_can_write_nothing_fails() -> None:
     assert _finishes([[0.0, 1.0], [0.0, 1.0]], [0, 1], banned) == [Finish.ERROR, 0]
     left = SamplingRows(banned=torch.tensor([[1, -1]]))
     assert _finishes([[-INF, 1.0]], [0], left) == [Finish.ERROR], "all but the banned one are impossible"
-
-
-@pytest.mark.parametrize("bad", [NAN, INF, -INF, 3e38])
-def test_the_first_look_finds_what_is_no_number_wherever_it_stands(bad: float) -> None:
-    good = np.random.default_rng(3).standard_normal((5, 200), np.float32)
-    good[:, 0] = -1
-    assert have_lesser(good, good.argmax(-1))
-    for column in range(200):
-        logits = good.copy()
-        logits[column % 5, column] = bad
-        assert have_lesser(logits, logits.argmax(-1)) == bool(are_numbers(torch.from_numpy(logits)).all())
-        assert have_lesser(logits, logits.argmax(-1)) == (bad == -INF), "a head may make a token impossible"
-    for same in (0.0, bad):
-        logits = np.concatenate([good, np.full((1, 200), same, np.float32)])
-        assert not have_lesser(logits, logits.argmax(-1))
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, 3e38])

@@ -20,11 +20,13 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "activations.h"
 #include "attention.h"
+#include "choosing.h"
 #include "products.h"
 #include "threads.h"
 #include "turns.h"
@@ -77,8 +79,8 @@ public:
           m_most_grouped(most_grouped(m_layers)),
           m_threads(threads) {}
 
-    void step(const GaplessStep& step) {
-        const Batch batch(m_heads, step.num_spans, step.past, step.begins, step.blocks, step.block_begins);
+    void begin(const GaplessStep& step) {
+        const auto& batch = m_batch.emplace(m_heads, step.num_spans, step.past, step.begins, step.blocks, step.block_begins);
         const int width = m_model.hidden, sampled = step.num_sampled, query_width = m_heads.query * m_heads.dim;
         int rows = batch.rows();
         auto* x = m_memory.x.of(size_t(rows + sampled) * width);
@@ -87,7 +89,7 @@ public:
         m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
         const size_t grouped = size_t(rows) * m_most_grouped;
         m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(grouped / GROUP), m_memory.totals.of(grouped / GROUP)};
-        Phases phases;
+        auto& phases = m_phases.emplace();
         add_embedding(phases, step.tokens, batch, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
             const auto& layer = m_layers[index];
@@ -117,7 +119,26 @@ public:
         const int vocabulary = m_model.head.outputs;
         add_product(phases, normed, rows, m_model.head, {}, {},
                     put_logits(step.logits, vocabulary, m_model.logit_scale, m_model.logit_softcap));
-        phases.run(m_threads);
+        phases.begin(m_threads);
+    }
+
+    void finish() {
+        m_threads.finish();
+    }
+
+    void choose(const GaplessChoice& choice) {
+        Phases phases;
+        phases.add(choice.rows, 1, [&](Multiplier&, int first, int last) {
+            for (int row = first; row < last; ++row) {
+                const int mask = choice.mask_of ? choice.mask_of[row] : -1;
+                const auto* bits = mask < 0 ? nullptr : choice.masks + size_t(mask) * choice.mask_bytes;
+                const auto best = Logits(choice.logits + size_t(row) * choice.vocabulary, choice.vocabulary, bits).best();
+                choice.tokens[row] = best.token;
+                choice.are_good[row] = best.is_good;
+            }
+        });
+        phases.begin(m_threads);
+        finish();
     }
 
 private:
@@ -283,6 +304,8 @@ private:
     Value* m_low = nullptr;
     int m_most_ranks = 0;
     GroupedMemory m_grouped;
+    std::optional<Batch> m_batch;
+    std::optional<Phases> m_phases;
 };
 
 }  // namespace gapless
@@ -306,12 +329,30 @@ GaplessLayers* gapless_open(const GaplessModel* model, int32_t threads) {
     return nullptr;
 }
 
-void gapless_step(GaplessLayers* layers, const GaplessStep* step) {
+void gapless_begin(GaplessLayers* layers, const GaplessStep* step) {
     if (layers->floats) {
-        layers->floats->step(*step);
+        layers->floats->begin(*step);
     }
     if (layers->halves) {
-        layers->halves->step(*step);
+        layers->halves->begin(*step);
+    }
+}
+
+void gapless_finish(GaplessLayers* layers) {
+    if (layers->floats) {
+        layers->floats->finish();
+    }
+    if (layers->halves) {
+        layers->halves->finish();
+    }
+}
+
+void gapless_choose(GaplessLayers* layers, const GaplessChoice* choice) {
+    if (layers->floats) {
+        layers->floats->choose(*choice);
+    }
+    if (layers->halves) {
+        layers->halves->choose(*choice);
     }
 }
 

@@ -87,15 +87,31 @@ struct GaplessStep {
     int32_t num_spans, num_sampled;
 };
 
+// Which tokens rows take that take the greatest logit.
+struct GaplessChoice {
+    const float* logits;     // [rows, vocabulary]
+    const uint8_t* masks;    // [guided, mask_bytes] bit i of byte j: 8 · j + i may come
+    const int32_t* mask_of;  // [rows] its number, −1: all may come; null: no row has one
+    int64_t* tokens;         // [rows]
+    uint8_t* are_good;       // [rows] 1: a token can be chosen by these logits (numbers.py), and is the row's
+    int32_t rows, vocabulary, mask_bytes;
+};
+
 struct GaplessLayers;  // an open model, with its threads and what a step leaves in memory for the next one
 
 extern "C" {
 
-// Copies the tables, not the numbers. `threads`: with the one that calls. Null where the format is not multiplied here.
+// Copies the tables, not the numbers. `threads`: with the one that calls `gapless_finish`. Null where the format is not multiplied here.
 GaplessLayers* gapless_open(const GaplessModel* model, int32_t threads);
 
-// Returns when all is computed. One step at a time.
-void gapless_step(GaplessLayers* layers, const GaplessStep* step);
+// Other threads begin with a step, one at a time; what it reads and writes stays where it is until it is finished.
+void gapless_begin(GaplessLayers* layers, const GaplessStep* step);
+
+// Computes it with them, and returns when all is computed.
+void gapless_finish(GaplessLayers* layers);
+
+// Between two steps, with the threads of these layers.
+void gapless_choose(GaplessLayers* layers, const GaplessChoice* choice);
 
 void gapless_close(GaplessLayers* layers);
 

@@ -7,12 +7,15 @@ Owns the packed weights. Called by the torch engine at its start.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.cpu.weight_memory import (
@@ -34,6 +37,8 @@ from python_backends.engine.model.description import (
     NormKind,
 )
 from python_backends.engine.model.used_rows import used_up
+from python_backends.engine.slots.allowed import Allowed
+from python_backends.nouns.request import Floats
 
 # in the order of their numbers in layers.h
 ACTIVATIONS = (
@@ -108,6 +113,13 @@ class StepTable(ctypes.Structure):
         *((name, c_void_p) for name in ("logits", "states", "adapters", "adapter_of")),
         ("num_spans", c_int32),
         ("num_sampled", c_int32),
+    ]
+
+
+class ChoiceTable(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("logits", "masks", "mask_of", "tokens", "are_good")),
+        *((name, c_int32) for name in ("rows", "vocabulary", "mask_bytes")),
     ]
 
 
@@ -233,15 +245,39 @@ class OpenModel:
         self.model = model  # the library reads its numbers where they lie
         functions = ctypes.CDLL(str(library))
         functions.gapless_open.restype = c_void_p
-        functions.gapless_step.argtypes = [c_void_p, POINTER(StepTable)]
-        functions.gapless_close.argtypes = [c_void_p]
-        self._step, self._close = functions.gapless_step, functions.gapless_close
+        functions.gapless_begin.argtypes = [c_void_p, POINTER(StepTable)]
+        functions.gapless_finish.argtypes = functions.gapless_close.argtypes = [c_void_p]
+        self._begin, self._finish = functions.gapless_begin, functions.gapless_finish
+        functions.gapless_choose.argtypes = [c_void_p, POINTER(ChoiceTable)]
+        self._choose, self._close = functions.gapless_choose, functions.gapless_close
         self._open = functions.gapless_open(ctypes.byref(table), c_int32(threads))
         assert self._open, "the library was not made for the model's type"
 
-    def compute(self, step: StepTable) -> None:
-        """Other threads of Python go on meanwhile."""
-        self._step(self._open, step)
+    @contextmanager
+    def computing(self, step: StepTable) -> Iterator[None]:
+        """Within it the library's other threads compute; at its end this one as well, until all is computed,
+        and other threads of Python go on meanwhile.
+        """
+        self._begin(self._open, step)
+        try:
+            yield
+        finally:
+            self._finish(self._open)
+
+    def choose(self, logits: Floats, allowed: Allowed | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Of `logits` [rows, vocabulary] the greatest of each row, or of those that may come, and whether they
+        are good, each [rows]: as the sampler chooses greedy rows, and `fail_others` fails them.
+        """
+        rows, vocabulary = logits.shape
+        tokens, are_good = np.empty(rows, np.int64), np.empty(rows, np.bool_)
+        places = [logits.ctypes.data, None, None, tokens.ctypes.data, are_good.ctypes.data]
+        mask_bytes = 0
+        if allowed is not None:
+            masks, mask_of = allowed.masks.numpy(), np.full(rows, -1, np.int32)
+            mask_of[allowed.rows.numpy()] = np.arange(len(masks))
+            places[1:3], mask_bytes = [masks.ctypes.data, mask_of.ctypes.data], masks.shape[1]
+        self._choose(self._open, ChoiceTable(*places, rows, vocabulary, mask_bytes))
+        return tokens, are_good
 
     def close(self) -> None:
         """Ends the threads. Nothing is computed afterwards."""

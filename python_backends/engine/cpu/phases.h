@@ -31,12 +31,14 @@ public:
         }
     }
 
-    void run(Threads& threads) {
+    // Other threads begin. Nothing is added any more.
+    void begin(Threads& threads) {
         const int count = threads.count();
         for (auto& phase : m_phases) {
             phase.share(count);
         }
-        threads.run([this, count](int thread) { run(thread, count); });
+        m_work = [this, count](int thread) { run(thread, count); };
+        threads.begin(m_work);
     }
 
 private:
@@ -83,6 +85,7 @@ private:
     }
 
     std::deque<Phase> m_phases;
+    Threads::Work m_work;
 };
 
 }  // namespace gapless

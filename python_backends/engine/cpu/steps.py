@@ -22,7 +22,7 @@ from python_backends.engine.cpu.inputs import StepInputs
 from python_backends.engine.cpu.model import OpenModel
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs, scored, unpacked
-from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
+from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import StepTimer
@@ -67,14 +67,17 @@ class LayerSteps:
             slots = before.slots
             inputs.put_tokens(before.tokens)
         is_greedy = before is not None and before.rows is GREEDY
-        rows = GREEDY if is_greedy else state.sampling_rows(slots, plan)
         self._timer.begin()
-        self._model.compute(inputs.table)
-        logits = inputs.logits
-        tokens = logits.argmax(-1) if rows is GREEDY else sample(torch.from_numpy(logits), rows).numpy()
+        with self._model.computing(inputs.table):  # masks of guides take long
+            rows = GREEDY if is_greedy else state.sampling_rows(slots, plan)
+        logits, are_good = inputs.logits, None
+        if rows.take_greatest:
+            tokens, are_good = self._model.choose(logits, rows.allowed)
+        else:
+            tokens = sample(torch.from_numpy(logits), rows).numpy()
         times = self._timer.end(time.monotonic())()
         self._newest = Chosen(plan.run, slots, rows, tokens)
-        appended, finishes, scores = self._book(self._newest, logits)
+        appended, finishes, scores = self._book(self._newest, logits, are_good)
         self._outputs.append(
             StepOutput(
                 plan.number,
@@ -98,18 +101,23 @@ class LayerSteps:
         self._model.close()
 
     def _book(
-        self, chosen: Chosen, logits: Floats
+        self, chosen: Chosen, logits: Floats, are_good: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], RowLogProbs | None]:
-        """Appends the tokens to their slots. Tokens and finishes [sampled], and log-probabilities."""
+        """Appends the tokens to their slots. Tokens and finishes [sampled], and log-probabilities. `are_good`
+        [sampled]: None if that is still to be seen.
+        """
         if chosen.rows is GREEDY:
             tokens, finishes = self._state.append_plain(chosen.run, chosen.slots, chosen.tokens)
-            if not have_lesser(logits, chosen.tokens):
-                good = are_numbers(torch.from_numpy(logits)).numpy()
-                finishes = np.where(good, finishes, int(Finish.ERROR))
+            if are_good is not None and not are_good.all():
+                finishes = np.where(are_good, finishes, int(Finish.ERROR))
             return tokens, finishes, None
         seen, picked = torch.from_numpy(logits), torch.from_numpy(chosen.tokens)
         scores = _scores(seen, picked, chosen.rows.asks)
-        result = fail_others(self._state.append(chosen.slots, picked), seen, picked, chosen.rows)
+        result = self._state.append(chosen.slots, picked)
+        if are_good is None:
+            fail_others(result, seen, picked, chosen.rows)
+        else:
+            result.numpy()[1][~are_good] = int(Finish.ERROR)
         tokens, finishes = result.numpy()
         return tokens, finishes, scores
 

@@ -24,7 +24,7 @@ class Threads {
 public:
     using Work = std::function<void(int)>;  // of a thread, by its number
 
-    // `count`: with the one that calls `run`.
+    // `count`: with the one that calls `finish`.
     explicit Threads(int count) : m_count(count) {
         sigset_t all, before;
         sigfillset(&all);
@@ -47,11 +47,15 @@ public:
         return m_count;
     }
 
-    // Does `work` with the threads that come before this one is done with it. It may be done twice by one of them.
-    void run(const Work& work) {
+    // The other threads begin with `work`, which stays where it is until `finish`. It may be done twice by one of them.
+    void begin(const Work& work) {
         m_work = &work;
         wake();
-        work(0);
+    }
+
+    // Does it with the threads that have come before this one is done with it.
+    void finish() {
+        (*m_work.load())(0);
         m_work = nullptr;
         for (int looked = 0; m_inside > 0; ++looked) {
             looked < SPINS ? _mm_pause() : std::this_thread::yield();

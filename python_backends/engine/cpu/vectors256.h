@@ -167,6 +167,11 @@ inline Vector greater(Vector a, Vector b) {
     return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
 
+inline bool all_below(Vector a, Vector b) {  // a NaN is not
+    const auto low = _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ), high = _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ);
+    return _mm256_movemask_ps(_mm256_and_ps(low, high)) == 0xff;
+}
+
 // a where the bit of its place is set, else b.
 inline Vector where(uint32_t bits, Vector a, Vector b) {
     const auto places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

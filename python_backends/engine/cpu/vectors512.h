@@ -116,6 +116,10 @@ inline Vector greater(Vector a, Vector b) {
     return _mm512_max_ps(a, b);
 }
 
+inline bool all_below(Vector a, Vector b) {  // a NaN is not
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff;
+}
+
 // a where the bit of its place is set, else b.
 inline Vector where(uint32_t bits, Vector a, Vector b) {
     return _mm512_mask_blend_ps(bits, b, a);

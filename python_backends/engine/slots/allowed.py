@@ -32,21 +32,6 @@ def only_allowed(logits: Tensor, allowed: Allowed) -> Tensor:
     return some if len(some) == len(logits) else logits.index_copy(0, allowed.rows, some)
 
 
-def best_allowed(logits: Tensor, best: Tensor, allowed: Allowed) -> Tensor:
-    """On a CPU: `best` [rows] are the tokens with the greatest of `logits` [rows, vocabulary], the lowest id
-    among equals. The same among those that may come: where `best` may, nothing is to be done.
-    """
-    refused = np.flatnonzero(~are_allowed(best, allowed).numpy())
-    if not len(refused):
-        return best
-    tokens = best.numpy().copy()
-    for place in refused.tolist():
-        row = int(allowed.rows[place])
-        may = added(allowed.masks[place : place + 1], logits.shape[1])[0]
-        tokens[row] = (logits[row].float() + may).numpy().argmax()
-    return torch.from_numpy(tokens)
-
-
 def are_allowed(tokens: Tensor, allowed: Allowed) -> Tensor:
     """[guided] whether the `tokens` [rows] of the rows that have a mask are in it."""
     chosen = tokens[allowed.rows]

@@ -9,15 +9,11 @@ allow: none was allowed. Owns nothing. Called by the engines.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.slots.allowed import are_allowed
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows
-from python_backends.nouns.request import Finish, Floats
-
-Places = NDArray[np.int64]
+from python_backends.nouns.request import Finish
 
 # Of a logit: a greater one comes from weights that are wrong, and may be infinite divided by a temperature.
 MOST = 1e30
@@ -27,14 +23,6 @@ def are_numbers(logits: Tensor) -> Tensor:
     """[rows] of `logits` [rows, vocabulary]. On a CPU, torch's `aminmax` takes 30 times as long as both."""
     greatest, least = logits.amax(-1), logits.amin(-1)
     return (greatest.abs() < MOST) & (least < greatest)
-
-
-def have_lesser(logits: Floats, best: Places) -> bool:
-    """A first look at `logits` [rows, vocabulary] of which `best` [rows] are the greatest, or NaN where there
-    is one, as numpy finds them: True if all are numbers, False if `are_numbers` has to tell.
-    """
-    greatest = logits[np.arange(len(best)), best]
-    return bool((np.abs(greatest) < MOST).all() and (logits[:, 0] < greatest).all())
 
 
 def fail_others(result: Tensor, logits: Tensor, tokens: Tensor, rows: SamplingRows = GREEDY) -> Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from python_backends.engine.slots.allowed import Allowed, best_allowed, only_allowed
+from python_backends.engine.slots.allowed import Allowed, only_allowed
 from python_backends.engine.slots.biases import Biases, biased
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.noise import drawn, keys
@@ -62,6 +62,11 @@ class SamplingRows:
     allowed: Allowed | None = None  # the only tokens of some rows; None: no row follows a guide
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
 
+    @property
+    def take_greatest(self) -> bool:
+        """Whether each row takes the greatest logit as it is, of the tokens that its guide allows."""
+        return all(each is None for each in (self.draws, self.banned, self.penalties, self.biases))
+
 
 GREEDY = SamplingRows()
 
@@ -74,10 +79,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         logits = penalized(logits, rows.penalties)
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
-    if rows.draws is None:
-        return _best_allowed(logits, rows.allowed)
     if rows.allowed is not None:
         logits = only_allowed(logits, rows.allowed)
+    if rows.draws is None:
+        return _best(logits)
     if isinstance(rows.draws, SlotDraws):
         from python_backends.engine.slots.draw_kernel import draw  # brings Triton's language
 
@@ -108,15 +113,6 @@ def _drawn(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     row_keys = keys(draws.seeds.cpu().numpy(), draws.indices.cpu().numpy())
     tokens = drawn(scores.cpu().numpy(), best.cpu().numpy(), row_keys)
     return torch.as_tensor(tokens, device=logits.device)
-
-
-def _best_allowed(logits: Tensor, allowed: Allowed | None) -> Tensor:
-    """As `_best`, of the tokens that may come."""
-    if allowed is None:
-        return _best(logits)
-    if logits.device.type != "cpu":
-        return _best(only_allowed(logits, allowed))
-    return best_allowed(logits, _best(logits), allowed)
 
 
 def _best(logits: Tensor) -> Tensor:

@@ -287,3 +287,19 @@ def test_a_model_whose_answers_never_end_follows_no_guides() -> None:
 
 def test_every_type_is_described() -> None:
     assert set(TYPES) == {"json", "json_schema", "regex", "grammar", "ebnf_grammar", "structural_tag"}
+
+
+def test_what_a_guide_leaves_no_choice_about_is_encoded_once() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return list(text.encode())
+
+    vocabulary = Vocabulary(TOKENS, range(END, VOCABULARY), (END,), encode)
+    followed = Followed(grammar_of("json_schema", json.dumps(PERSON)), list(b'{"'), (END,))
+    several = Guides(lambda: vocabulary)
+    masks = [allowed(several.matcher(followed)) for _ in range(3)]
+    assert masks == [[ord("n")]] * 3
+    assert any('name"' in text for text in encoded)
+    assert len(encoded) == len(set(encoded))
