@@ -516,7 +516,8 @@ def test_the_sampled_rows_have_the_logits_of_all_layers(made_here: Made) -> None
 def test_the_others_compute_while_this_one_does_something_else(made_here: Made) -> None:
     torch.manual_seed(2)
     model = made_here.model("grouped", {})
-    computed, seen = made_here.computed(model), []
+    computed = made_here.computed(model)
+    seen: list[Floats] = []
 
     def wait_for(logits: Floats) -> None:
         ends_s = time.monotonic() + 60
