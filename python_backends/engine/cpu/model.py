@@ -265,8 +265,8 @@ class OpenModel:
             self._finish(self._open)
 
     def choose(self, logits: Floats, allowed: Allowed | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Of `logits` [rows, vocabulary] the greatest of each row, or of those that may come, and whether they
-        are good, each [rows]: as the sampler chooses greedy rows, and `fail_others` fails them.
+        """Of `logits` [rows, vocabulary] the greatest of each row, or of those that may come, and whether
+        they are good, each [rows]: as the sampler chooses greedy rows, and `fail_others` fails them.
         """
         rows, vocabulary = logits.shape
         tokens, are_good = np.empty(rows, np.int64), np.empty(rows, np.bool_)
