@@ -119,6 +119,7 @@ class Events(Response):
         self._events = events
         self._manner = manner
         self._has_begun = False
+        self._sending = asyncio.Lock()  # a piece may come while the head is on its way
         self._sent_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +149,8 @@ class Events(Response):
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         self._sent_s = time.monotonic()
-        if not self._has_begun:
-            self._has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        async with self._sending:
+            if not self._has_begun:
+                self._has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -130,6 +131,24 @@ def test_a_request_that_waits_says_for_what(
     assert headers["x-gapless-waits-for"] == "slot; place=2; predicted_tokens=40"
     ensemble.pause_s = 0.0
     assert "x-gapless-waits-for" not in ask(front, CHAT, {"messages": MESSAGES, "stream": True})[1]
+
+
+def test_a_piece_that_comes_while_the_head_asks_what_the_request_waits_for_is_not_lost(
+    front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def requests(asked: queue.Queue, client_id: str) -> list[dict[str, Any]]:
+        await asyncio.sleep(0.6)
+        return [WAITS]
+
+    whole = ask(front, CHAT, {"messages": MESSAGES, "stream": True})[2]
+    monkeypatch.setattr(queue.Queue, "requests", requests)
+    monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
+    ensemble.pause_s = 0.3
+    status, headers, stream = ask(front, CHAT, {"messages": MESSAGES, "stream": True})
+    assert (status, headers["x-gapless-waits-for"]) == (200, "slot; place=2; predicted_tokens=40")
+    assert stream.startswith(b": still here")
+    assert stream.count(b"data: ") == whole.count(b"data: ")
+    assert stream.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.usefixtures("scheduler")
