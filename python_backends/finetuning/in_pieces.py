@@ -1,4 +1,4 @@
-"""What is the same for every trainer: it does a job in pieces, whoever says what is learned."""
+"""What is the same for every trainer: it does a job in pieces, from a file or step by step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TrainerInPieces(ABC):
 
     @abstractmethod
     def _begin_pack(self) -> Piece:
-        """To wait for its memory may take long: nobody may want the job any more."""
+        """To wait for its memory may take long: the job may be cancelled meanwhile."""
 
     @abstractmethod
     def _again(self) -> Piece:

@@ -75,7 +75,7 @@ class LoadState(msgspec.Struct, frozen=True, tag=True):
 
     job: str
     name: str
-    with_moments: bool  # else the optimiser begins anew
+    with_moments: bool  # else the optimiser starts from nothing
 
 
 class Nothing(msgspec.Struct, frozen=True, tag=True):

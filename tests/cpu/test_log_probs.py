@@ -135,7 +135,7 @@ def test_packed_and_unpacked_in_the_order_of_the_plan() -> None:
     expected = torch.log_softmax(logits.float(), -1)
     assert out.rows.tolist() == [1, 4, 5]
     np.testing.assert_allclose(
-        out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=1e-5
+        out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=5e-5
     )
     assert out.values.num_top == 3
     for place, row in enumerate((2, 3, 0)):

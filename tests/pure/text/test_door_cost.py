@@ -112,10 +112,11 @@ def test_a_text_with_far_too_many_tokens_is_not_encoded_to_its_end() -> None:
 
 
 def test_the_setting_below_the_context_ends_the_encoding_too() -> None:
-    door = open_door(kinds.checkpoint("byte_level"), LimitSettings(max_prompt_tokens=30), CONTEXT)
+    door = open_door(kinds.checkpoint("byte_level"), LimitSettings(max_prompt_tokens=1000), CONTEXT)
     asked = Counted(door)
-    answer = asked.door.answer({"text_input": "q" * MOST})
-    assert str(answer) == "text_input = more than 30 tokens: must be at most 30 (limits.max_prompt_tokens)"
+    answer = asked.door.answer({"text_input": "q" * 32_000})
+    said = "text_input = more than 1000 tokens: must be at most 1000 (limits.max_prompt_tokens)"
+    assert str(answer) == said
     assert sum(asked.sizes) < 10_000
 
 

@@ -47,7 +47,7 @@ class Optimiser:
         return found
 
     def resume(self, moments: Mapping[str, Tensor], num_steps: int) -> None:
-        """Goes on after `num_steps` steps; after none, it begins anew."""
+        """Goes on after `num_steps` steps; after none, it starts from nothing."""
         for key, weight, optimiser in self._weights():
             optimiser.state.pop(weight, None)
             if num_steps:
