@@ -28,7 +28,8 @@ from tokenizers import Tokenizer
 from benchmarks.common.command_line import command_line
 from benchmarks.common.work import Timing, Work
 from benchmarks.guided_cost import RECORD, chats, listed
-from benchmarks.peers.__main__ import CANNOT, REST_S, names_of, rotated
+from benchmarks.peers.__main__ import names_of
+from benchmarks.peers.measurement import CANNOT, REST_S, rotated
 from benchmarks.peers.process import EngineProcess, prepare_model
 from benchmarks.peers.setups import SETUPS
 from benchmarks.results_file import table, write_result

@@ -74,8 +74,8 @@ class Predictor:
         clock: Callable[[], float] = time.monotonic,
         encoder_from: int = ENCODER_FROM,
     ) -> None:
-        """`load` returns the encoder; it is called in another thread when so many answers are logged, and may
-        raise.
+        """`load` returns the encoder. It is called in another thread when `encoder_from` answers are logged,
+        and may raise.
         """
         self._settings = settings
         self._directory = directory

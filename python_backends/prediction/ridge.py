@@ -57,7 +57,7 @@ class Decomposed:
     def of_distances(distances: Doubles, between: Doubles, size: int) -> Decomposed:
         """Of the `distances` [rows, centres], and those `between` the centres: kernel ridge regression with
         the kernel -distance, whose functions are sums over the centres (Nyström's method). The variances add
-        up to `size`, so that a strength means the same as for so many standardised features.
+        up to `size`, as those of `size` standardised features do: the same strengths fit both.
         """
         away = between - between.mean(axis=0)
         values, vectors = np.linalg.eigh(away.mean(axis=1)[:, None] - away)

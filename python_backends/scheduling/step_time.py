@@ -24,8 +24,8 @@ from python_backends.scheduling.least_squares import NUM_FAR_BELOW, FarBelow, Le
 from python_backends.scheduling.piece_time import chunk_kv_tokens
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
-# Learning takes 0.4 ms each time, so steps are learned from in groups: the first ones alone, then one more
-# step at once for GROWTH steps that were seen, up to BATCH.
+# Learning takes 0.4 ms, however many steps it is from, so it waits for a group of steps: one at first, one
+# more for every GROWTH steps that were learned from, and at most BATCH.
 GROWTH, BATCH = 2, 16
 NUM_ERRORS = 256  # latest errors that quantiles are taken of
 QUICK = 0.05  # share of the steps that may take less than `least_s`

@@ -27,12 +27,12 @@ from benchmarks.common.work import (
     load_work,
     same_tokens,
 )
-from benchmarks.peers import __main__ as peers
 from benchmarks.peers import environments, setups
+from benchmarks.peers import measurement as peers
 from benchmarks.peers import process as engine_process
-from benchmarks.peers.__main__ import LeftOut, Measurement, Peers, rotated
 from benchmarks.peers.check import Agreement
 from benchmarks.peers.environments import Environment, vllm_variants
+from benchmarks.peers.measurement import LeftOut, Measurement, Peers, rotated
 from benchmarks.peers.process import EngineProcess, engine_class, read_work
 from benchmarks.peers.report import (
     FIGURES,

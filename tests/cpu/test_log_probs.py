@@ -132,10 +132,10 @@ def test_packed_and_unpacked_in_the_order_of_the_plan() -> None:
     rows = np.array([0, 2, 3])
     packed = log_probs(logits, tokens, LogProbRows(torch.from_numpy(rows), rows, 3))
     out = row_log_probs(packed.numpy(), np.array([5, 1, 4]))
-    expected = torch.log_softmax(logits.float(), -1)
+    expected = torch.log_softmax(logits.double(), -1)  # in float32 it is off by 1e-5 itself
     assert out.rows.tolist() == [1, 4, 5]
     np.testing.assert_allclose(
-        out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=5e-5
+        out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=1e-5
     )
     assert out.values.num_top == 3
     for place, row in enumerate((2, 3, 0)):

@@ -105,14 +105,14 @@ def test_the_loss_falls_and_samples_change_and_streams_beside_it_do_not(
         while not over.is_set():
             texts.append(gapless.generate(**asked)["text_output"])
 
-    beside = [threading.Thread(target=stream) for _ in range(16)]
-    for thread in beside:
+    streams = [threading.Thread(target=stream) for _ in range(16)]
+    for thread in streams:
         thread.start()
     try:
         losses = trained(opened, front)
     finally:
         over.set()
-        for thread in beside:
+        for thread in streams:
             thread.join()
     assert set(texts) == {wanted}
     assert losses[-1] < losses[0] / 2

@@ -127,9 +127,8 @@ class PackedModel:
     """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
     def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
-        """`state_layer`: after so many layers the hidden states are given; 0: they are not. The head's weight
-        in `model` is used up: it may be most of a model, so memory of the rows that lie here packed is given
-        back.
+        """`state_layer`: the number of layers after which hidden states are given; 0: none are given. Uses up
+        the head's weight in `model`, which may be most of it: rows that are packed give their memory back.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer

@@ -118,6 +118,10 @@ def test_the_setting_below_the_context_ends_the_encoding_too() -> None:
     said = "text_input = more than 1000 tokens: must be at most 1000 (limits.max_prompt_tokens)"
     assert str(answer) == said
     assert sum(asked.sizes) < 10_000
+    answer = asked.door.answer({"text_input": "q" * MOST})
+    assert str(answer) == (
+        "text_input = 65536 bytes: must be at most 32000 (32 a token of limits.max_prompt_tokens)"
+    )
 
 
 def test_a_long_text_of_long_tokens_is_taken() -> None:
