@@ -54,7 +54,7 @@ def test_the_median_is_near_the_length_and_the_quantiles_cover_what_they_promise
     model, asked = learn(answers(500)), answers(2000, seed=1)
     quantiles = said(model, asked.states)
     ratios = np.abs(np.log(quantiles[:, HALF]) - np.log(asked.lengths))
-    assert np.median(ratios) < 0.35, "noise alone makes 0.2"
+    assert np.median(ratios) < 0.3, "noise alone makes 0.2"
     covered = (asked.lengths[:, None] <= quantiles).mean(axis=0)
     assert covered == pytest.approx(QUANTILE_LEVELS, abs=0.06)
 
