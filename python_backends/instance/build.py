@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from python_backends.checkpoint.facts import read_facts
 from python_backends.checkpoint.opening import open_source
@@ -27,7 +28,6 @@ from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.guided_requests import GuidedRequests
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.spare_time import SpareTime, SpareWork
-from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
 from python_backends.linux.large_pages import keep_large_pages_if_faster
 from python_backends.linux.start_clock import start_clock
@@ -42,6 +42,9 @@ from python_backends.settings import TRAINS, Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.vocabulary import vocabulary_of
 from python_backends.wires.network import read_network
+
+if TYPE_CHECKING:
+    from python_backends.instance.training import Training
 
 log = logging.getLogger("gapless.instance")
 
@@ -101,6 +104,9 @@ def build_training(
     """
     if not (isinstance(engine, Trains) and engine.can_train):
         return None
+    # brings torch, which other engines don't need
+    from python_backends.instance.training import Training
+
     return Training(engine, scheduler.limits, scheduler.blocks, settings.adapters_directory, published)
 
 

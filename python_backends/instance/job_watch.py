@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from python_backends.finetuning.jobs import ENDED, Job, JobError, read_jobs
 from python_backends.finetuning.watchers import USUAL, announced, trains
-from python_backends.instance.training import Training
 from python_backends.nouns.load import JOB_STATUSES
 from python_backends.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from python_backends.instance.training import Training
 
 log = logging.getLogger("gapless.instance")
 

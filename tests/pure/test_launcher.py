@@ -1,5 +1,5 @@
 """The launcher's process before it has a server: what it is started without, signals that come early; and an
-instance that promises nothing in the launcher's name.
+instance that promises nothing in the launcher's name, and imports no engine's libraries before it makes one.
 """
 
 from __future__ import annotations
@@ -62,3 +62,9 @@ def test_an_instance_that_fails_does_not_say_what_the_launcher_will_do(
     with pytest.raises(SystemExit):
         runpy.run_module("python_backends.instance", run_name="__main__")
     assert caplog.messages == ["the instance ends because of this error"]
+
+
+def test_an_instance_imports_torch_only_when_its_engine_needs_it() -> None:
+    """Else an engine of others, which is started again after each fault, would wait for seconds."""
+    code = "import sys, python_backends.instance.__main__; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
