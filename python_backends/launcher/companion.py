@@ -12,7 +12,7 @@ import sys
 
 from python_backends.launcher.health import Pause
 from python_backends.launcher.run_files import RunFiles
-from python_backends.linux.process_group import deaf, end_group, start_group
+from python_backends.linux.process_group import ASK, deaf, end_group, start_group
 from python_backends.settings import ROOT
 from python_backends.watching.board import VARIABLE
 from python_backends.watching.launcher_record import LauncherRecord
@@ -90,6 +90,11 @@ class Companion:
         if self._has_to_be_counted:
             self._record.count_restart(self._name)
         self._has_to_be_counted = False
+
+    def ask_to_end(self) -> None:
+        """So that it ends while the caller waits for others; `stop` waits for it."""
+        if self._process is not None:
+            self._process.send_signal(ASK)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -74,6 +74,10 @@ class FrontProcesses:
         """Whether all take connections."""
         return not self._port or (all(each.has_beaten for each in self._processes) and self._listens())
 
+    def ask_to_end(self) -> None:
+        for each in self._processes:
+            each.ask_to_end()
+
     def stop(self) -> None:
         for each in self._processes:
             each.stop()

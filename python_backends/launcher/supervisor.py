@@ -261,6 +261,8 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._pulse.stop()
+        self._front.ask_to_end()
+        self._learner.ask_to_end()
         self._server.stop()
         self._instances.stop(wait_s=3)
         self._learner.stop()
