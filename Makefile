@@ -9,8 +9,8 @@ SOURCES := python_backends client front commands examples build benchmarks model
 QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
-# two processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it
-SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+# three processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it
+SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 
 .PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all fuzz lint format docs model-card size stale clean

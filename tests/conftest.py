@@ -1,9 +1,10 @@
-"""Marks tests by what they need and by their circle: `make test` leaves out those that are `slow`. Where two
-processes test side by side (`pytest -n 2`), one has the tests of the server and the other the rest.
+"""Marks tests by what they need and by their circle: `make test` leaves out those that are `slow`. Where
+several processes test side by side (`pytest -n 3`), each takes one file after another.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from xdist.scheduler import LoadFileScheduling
 
 TESTS = Path(__file__).parent
 NEEDS = {"server": ("server", "dashboard"), "docker": ("docker",)}  # marker: folders
-STARTS_SERVERS = ("server", "dashboard", "docker")
+WAIT = ("server", "dashboard", "docker")  # folders of tests that wait more than they compute
+ONE_IMAGE = "docker"  # this folder's tests share an image and its containers: one process has all of them
 SLOW = (  # they take a minute or more, and few changes can break them
     "benchmarks/test_gpu_floor.py",
     "benchmarks/test_gpu_script.py",
@@ -34,8 +36,7 @@ def folder_of(path: Path) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # what takes longest first, so that both processes end at about the same time
-    items.sort(key=lambda item: (folder_of(item.path) not in STARTS_SERVERS, folder_of(item.path) != "cpu"))
+    items[:] = alternating(items)
     for item in items:
         path = item.path.relative_to(TESTS)
         for marker, folders in NEEDS.items():
@@ -45,18 +46,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-class OneServerAtATime(LoadFileScheduling):
-    """The tests of a file run in one process, and all that start servers in one: they measure waits,
-    and share servers.
+def alternating(items: list[pytest.Item]) -> list[pytest.Item]:
+    """File by file: one whose tests wait, one whose tests compute, so that the processors are busy and not
+    more than that. What takes longest comes first, so that all processes end at about the same time.
     """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    wait = sorted(
+        (path for path in files if folder_of(path) in WAIT), key=lambda path: folder_of(path) == "server"
+    )
+    compute = sorted(files.keys() - set(wait), key=lambda path: (folder_of(path) != "cpu", path))
+    order = [path for pair in zip_longest(wait, compute) for path in pair if path is not None]
+    return [item for path in order for item in files[path]]
+
+
+class ByFile(LoadFileScheduling):
+    """A file's tests run in one process, and all of containers."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "servers" if Path(file).parts[1] in STARTS_SERVERS else file
+        return ONE_IMAGE if Path(file).parts[1] == ONE_IMAGE else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneServerAtATime:
-    return OneServerAtATime(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
 
 
 def say(config: pytest.Config, lines: list[str]) -> None:
