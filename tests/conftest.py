@@ -26,6 +26,7 @@ SLOW = (  # they take a minute or more, and few changes can break them
     "docker",
     "server/test_examples.py",
     "server/test_fuzz.py",
+    "server/test_hub.py",
     "server/test_ray.py",
 )
 SAID: list[str] = []  # what tests want to be read at the end

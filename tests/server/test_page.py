@@ -102,6 +102,7 @@ def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None
     assert all(row["row"] == 0 for row in watcher.rows()), "one slot"
 
 
+@pytest.mark.slow
 def test_in_a_browser_an_answer_goes_on_after_its_engine_was_killed(served: Gapless) -> None:
     """The answer's row is seen to change five times, and the second of two requests reads why it waits."""
     wait_for(served.is_idle, 60)

@@ -202,6 +202,7 @@ def pause(gapless: Gapless, seconds: float) -> None:
                 process.resume()
 
 
+@pytest.mark.slow
 def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
     gapless: Gapless, expected: Expected
 ) -> None:

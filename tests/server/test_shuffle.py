@@ -140,6 +140,7 @@ SLIDING = [("off", True), ("auto", False)]
 SLIDING += [("off", False), ("auto", True)] * (NUM_MOVES >= 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "slides"), SLIDING)
 def test_the_bundled_model_gives_the_same_answers_while_requests_move(
     windowed: Path, layers: str, slides: bool
