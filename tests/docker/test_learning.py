@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -17,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from client import Client
 from client.errors import GaplessError
-from tests.support.composed import ROOT, Composed
-from tests.support.server.serving import wait_for
+from tests.support.composed import ROOT, Composed, look_until
 
 QUICKLY = {  # with few slots requests compete, so that every one is encoded
     "prediction.encoder": "packaged",
@@ -78,14 +76,9 @@ def num_logged(project: Composed, place: str) -> int:
     return int(project.inside(f".venv/bin/python -c '{COUNT}' /data/{place}/requests.sqlite"))
 
 
-def predictions(project: Composed) -> dict[str, float]:
-    """How many answers' lengths have been predicted, by what said so."""
-    connection = http.client.HTTPConnection("127.0.0.1", project.metrics_port, timeout=60)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    found = re.findall(r'^gapless_length_predictions_total{source="(\w+)"} (\S+)$', text, re.MULTILINE)
-    return {source: float(count) for source, count in found}
+def num_by_forest(project: Composed) -> float:
+    """How many answers' lengths the forest has predicted."""
+    return project.metrics().get('gapless_length_predictions_total{source="forest"}', 0)
 
 
 def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: Composed) -> None:
@@ -98,7 +91,7 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
 
     learning.up()
     assert num_logged(learning, place) >= known
-    ask_until(learning, lambda: predictions(learning).get("forest", 0) > 0)  # the encoder is loaded meanwhile
+    ask_until(learning, lambda: num_by_forest(learning) > 0)  # the encoder is loaded meanwhile
     assert places(learning) == {place}
     learning.compose("down")
 
@@ -108,7 +101,7 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
     weights.chmod(0o644)  # safetensors writes it for its own user only
     learning.up()
     ask(learning, 24)
-    wait_for(lambda: len(places(learning)) == 2, 60)
+    look_until(lambda: len(places(learning)) == 2, 60)
     (other,) = places(learning) - {place}
-    wait_for(lambda: num_logged(learning, other) >= 24, 60)
-    assert predictions(learning).get("forest", 0) == 0, "the other model has learned nothing yet"
+    look_until(lambda: num_logged(learning, other) >= 24, 60)
+    assert num_by_forest(learning) == 0, "the other model has learned nothing yet"
