@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from client import Client
 from client.errors import GaplessError
+from python_backends.prediction.predictor import ENCODER_FROM
 from tests.support.composed import ROOT, Composed, look_until
 
 QUICKLY = {  # with few slots requests compete, so that every one is encoded
@@ -24,7 +25,7 @@ QUICKLY = {  # with few slots requests compete, so that every one is encoded
     "engine.slots": 4,
 }
 LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
-TASKS = [json.loads(line)["messages"] for line in LINES]
+TASKS = [json.loads(line)["messages"] for line in LINES[:24]]  # few: each is encoded once
 COUNT = """
 import sqlite3, sys
 print(sqlite3.connect(sys.argv[1]).execute("SELECT count(*) FROM answers").fetchone()[0])
@@ -56,7 +57,7 @@ def ask(project: Composed, count: int) -> None:
 def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
     """The pauses are for the encoder and the learner, which wait for idle processors."""
     for _ in range(60):
-        ask(project, 24)
+        ask(project, 48)
         if condition():
             return
         time.sleep(3)
@@ -82,6 +83,7 @@ def num_by_forest(project: Composed) -> float:
 
 
 def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: Composed) -> None:
+    ask(learning, ENCODER_FROM)
     ask_until(learning, lambda: any(re.search(r"/forest-\d+\.npz$", name) for name in files(learning)))
     (place,) = places(learning)
     assert {f"{place}/requests.sqlite", f"{place}/current.json"} <= files(learning)
