@@ -51,7 +51,7 @@ class HttpOnlooker:
     def _read(self) -> None:
         try:
             with contextlib.closing(
-                http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
+                http.client.HTTPConnection("127.0.0.1", self._port, timeout=500)
             ) as connection:
                 self._read_from(connection)
         except (OSError, http.client.HTTPException) as error:
