@@ -20,8 +20,8 @@ from python_backends.linux.free_ports import free_ports
 from tests.support.server.serving import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-# three seconds of the bundled model with nothing else to do: shorter ones would end before anything is killed
-LONG = {"text_input": "def read(", "max_tokens": 900, "min_tokens": 900}
+# some seconds of the bundled model with nothing else to do: shorter ones would end before anything is killed
+LONG = {"text_input": "def read(", "max_tokens": 1200, "min_tokens": 1200}
 MARKS = {  # what stands in the command line of each process
     "init": "docker-init",
     "instance": "gapless-instance-0",
