@@ -49,9 +49,10 @@ def test_every_family_answers_as_transformers_does(
     tiny: Callable[[str], TinyModel], kind: str, name: str
 ) -> None:
     """In chunks, beside others, beyond the window; and not by repeating one token."""
-    model, requests = tiny(name), random_requests(5)
-    model.check_all(requests, Serving(model.engine_of(kind, slots=3), token_budget=13).run(requests))
-    assert all(len(set(model.reference(request.prompt, 50)[0])) >= 20 for request in requests)
+    model, requests = tiny(name), random_requests(5, max_tokens=20)
+    answers = Serving(model.engine_of(kind, slots=3), token_budget=13).run(requests)
+    model.check_all(requests, answers)
+    assert all(len(set(answer)) >= 0.4 * len(answer) for answer in answers.values())
 
 
 @pytest.mark.parametrize(("kind", "name"), [("torch", name) for name in sorted(TINY)])
@@ -126,8 +127,8 @@ def test_a_limit_within_the_original_length_chooses_the_short_factors(
     answers = Serving(_engine(directory, max_model_tokens=64)).run(
         [Request(0, _prompt(30), Sampling(max_tokens=30))]
     )
-    assert answers[0] == generate(model, _prompt(30), 30)[0]
-    assert answers[0] != tiny("phi3").reference(_prompt(30), 30)[0]
+    assert answers[0] == generate(model, _prompt(30), 30)
+    assert answers[0] != tiny("phi3").reference(_prompt(30), 30)
 
 
 @pytest.mark.parametrize("neighbours", [False, True])

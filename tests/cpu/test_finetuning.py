@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,8 +29,9 @@ from python_backends.finetuning.jobs import Job, JobError, create
 from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.trainer import Files, Progress, Trainer
 from python_backends.nouns.training import LayerPlan, Tile
-from python_backends.settings import ROOT
+from tests.support import killed_trainer
 from tests.support.finetuning_jobs import MODULES, new_job, settings, weights
+from tests.support.forked import exit_code
 from tests.support.peft_adapters import save_adapter
 from tests.support.tiny_models import TinyModel
 
@@ -62,12 +61,14 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     killed, undisturbed = (new_job(tmp_path / name, steps=12, held_out=5) for name in ("killed", "whole"))
     for when, count in (("backward", 11), ("saved state", 3), ("backward", 17)):
         before = len(states_of(killed))
-        assert _trained(one, killed, when, count) == -signal.SIGKILL
+        arguments = (one.directory, killed.directory, when, count)
+        assert exit_code(killed_trainer.train, *arguments) == -signal.SIGKILL
         if when == "saved state":
             assert list((killed.directory / "checkpoints").glob("*.partial"))
             assert len(states_of(killed)) >= before
-    assert _trained(one, killed, "never", 0) == 0
-    assert _trained(one, undisturbed, "never", 0) == 0
+    killed = Job(killed.directory)
+    for job in (killed, undisturbed):
+        train(job, settings(one))
     found, expected = killed.losses, undisturbed.losses
     assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, 13))
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
@@ -83,12 +84,6 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
 
 def states_of(job: Job) -> list[Path]:
     return [path for path in (job.directory / "checkpoints").glob("step-*") if path.suffix != ".partial"]
-
-
-def _trained(tiny: TinyModel, job: Job, when: str, count: int) -> int:
-    words = ("-m", "tests.support.killed_trainer", tiny.directory, job.directory, when, count)
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, check=False, timeout=120, capture_output=True).returncode
 
 
 def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_saved_state(
@@ -116,7 +111,7 @@ def test_submit_says_why_a_job_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "read all lines"}')
-    settings = (f"finetuning.directory={tmp_path}", "model.dtype=float32", "engine.threads=1")
+    settings = ("model.directory=bundled", "model.dtype=float32", f"finetuning.directory={tmp_path}")
     words = [word for each in settings for word in ("--set", each)]
     words += ["submit", str(tmp_path / "data.jsonl"), "--alone", "--steps", "1", "--batch-size", "1"]
     monkeypatch.setattr("sys.argv", ["finetune", *words])

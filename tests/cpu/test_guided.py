@@ -114,14 +114,16 @@ def test_a_restarted_answer_goes_on_with_the_same_json(tiny_llama: TinyModel, ki
 def test_answers_of_many_schemas_are_valid_and_the_same_through_a_restart(
     tiny_llama: TinyModel, kind: str
 ) -> None:
+    """All of them with steps ahead, by torch and by layers; a fifth of them otherwise."""
     engine, ahead = engine_of(tiny_llama, kind)
-    schemas = [random_schema(seed) for seed in range(NUM_RANDOM)]
+    every = 1 if kind in ("torch, ahead", "layers, ahead") else 5
+    schemas = [random_schema(seed) for seed in range(0, NUM_RANDOM, every)]
     requests = [asking(schema, number, max_tokens=60) for number, schema in enumerate(schemas)]
     serving = Serving(engine, ahead=ahead)
     whole = {number: list(answer) for number, answer in serving.run(requests).items()}
     for number, schema in enumerate(schemas):
         check(schema, whole[number], serving.finishes[number])
-    assert list(serving.finishes.values()).count(Finish.STOP) > NUM_RANDOM // 2
+    assert list(serving.finishes.values()).count(Finish.STOP) > len(schemas) // 2
     again = Serving(engine, ahead=ahead)
     for request in requests:
         answer = whole[request.request_id]

@@ -17,7 +17,7 @@ from python_backends.nouns.messages import AnswerRecord, AtStage
 from python_backends.nouns.request import Finish
 from python_backends.nouns.stages import PROMPT_END, TEXT, WRITTEN
 from python_backends.prediction import learning, request_log
-from python_backends.prediction.forest import Forest, ForestError
+from python_backends.prediction.forest import Forest, ForestError, Observations, grow
 from python_backends.prediction.learning import (
     Fit,
     are_regressions_due,
@@ -102,6 +102,7 @@ def test_features_of_another_encoder_are_not_learned_from(tmp_path: Path, log: R
     assert learn(tmp_path, "LaBSE") is None
 
 
+@pytest.mark.usefixtures("one_forest")
 def test_what_was_learned_survives_the_learner_and_old_versions_go(tmp_path: Path) -> None:
     first = Learner(SETTINGS, tmp_path, learn_here)
     first.take(answers(150, 2))
@@ -118,6 +119,7 @@ def test_what_was_learned_survives_the_learner_and_old_versions_go(tmp_path: Pat
     second.close()
 
 
+@pytest.mark.usefixtures("one_forest")
 @pytest.mark.parametrize(
     "damage", [None, "", "[]", "{", '{"number": 3}', '{"number": "x"}', "\xff", '{"number": 1e400}']
 )
@@ -169,6 +171,19 @@ def test_a_forest_that_is_gone_is_grown_again(tmp_path: Path) -> None:
     assert learner.learn_if_due()
     assert expected_mean(tmp_path, 20) == pytest.approx(40, abs=5)
     learner.close()
+
+
+@pytest.fixture
+def one_forest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is grown once: all versions have it."""
+    grown: list[Forest] = []
+
+    def once(observations: Observations, seed: int) -> Forest:
+        if not grown:
+            grown.append(grow(observations, seed))
+        return grown[0]
+
+    monkeypatch.setattr(learning, "grow", once)
 
 
 def learned(directory: Path) -> Forest:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,12 @@ from transformers import LlamaConfig
 from python_backends.checkpoint.model_facts import read_model_facts
 from python_backends.checkpoint.tensor_names import HEAD, shapes_of
 from python_backends.engine.cpu.library import library
+from tests.support.forked import result
+from tests.support.load_memory import load
 from tests.support.model_source import ModelSource
 from tests.support.published import published
 
 MOST = 1.3  # times the weights
-ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ("same", "int8", "int4")
 CONFIG = LlamaConfig(
     architectures=["LlamaForCausalLM"],
@@ -63,15 +62,13 @@ def test_loading_safetensors_takes_little_more_than_the_weights(
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_loading_gguf_takes_little_more_than_the_weights(name: str, weights: str) -> None:
     assert growth(published(name), "bfloat16", weights) <= MOST
 
 
 def growth(path: Path, dtype: str, weights: str) -> float:
     """In weights that are served."""
-    command = [sys.executable, "-m", "tests.support.load_memory", str(path), dtype, weights]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    grown, served = map(int, done.stdout.split())
+    grown, served = result(load, str(path), dtype, weights)
     print(f"{path.name}, {dtype}, {weights}: {grown / served:.2f} of {served / 1e6:.0f} MB")
     return grown / served

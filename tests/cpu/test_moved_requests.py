@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support.guided import END, guides
 from tests.support.tiny_models import VOCABULARY, TinyModel, random_requests
 
 PROMPT = np.random.default_rng(11).integers(0, VOCABULARY, 37).astype(np.int32)
-ANSWER = 60  # tokens
+ANSWER = 40  # tokens
 PARTLY, FULL = 50, 65  # tokens at a move: the last block has 1 or 17 computed ones; it is full
 AHEAD = {"torch, ahead": 1}  # steps launched before the oldest is read
 MAKE: dict[str, Callable[[TinyModel], Engine]] = {
@@ -183,24 +184,30 @@ def undisturbed(engines: Engines, kind: str, request: Request) -> Instance:
     return instance
 
 
+@pytest.fixture(scope="module")
+def free(engines: Engines) -> Callable[[str], list[int]]:
+    """The answer of a kind of engine to a request that asks for nothing else."""
+    return cache(lambda kind: undisturbed(engines, kind, ask()).answers[0])
+
+
 # --- the same answer
 
 
 @pytest.mark.parametrize("kind", SERVED)
 @pytest.mark.parametrize("what", ["greedy", "drawn", "penalized", "banned", "biased", "not before", "guided"])
 def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
-    engines: Engines, kind: str, what: str
+    engines: Engines, free: Callable[[str], list[int]], kind: str, what: str
 ) -> None:
-    free = undisturbed(engines, kind, ask()).answers[0]
+    plain = free(kind)
     at = PARTLY - len(PROMPT)  # output tokens at the move
     sampling = {
         "greedy": {"log_probs": True, "num_top_log_probs": 2},
         "drawn": {"temperature": 0.9, "top_p": 0.95, "seed": 2**40 + 3, "log_probs": True},
         "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4},
-        "banned": {"bad_words": (tuple(free[at - 1 : at + 1]),)},  # it would be completed after the move
-        "biased": {"logit_bias": tuple((token, -100.0) for token in set(free[at - 3 : at + 3]))},
+        "banned": {"bad_words": (tuple(plain[at - 1 : at + 1]),)},  # it would be completed after the move
+        "biased": {"logit_bias": tuple((token, -100.0) for token in set(plain[at - 3 : at + 3]))},
         "guided": {"grammar": grammar_of("json", ""), "temperature": 1.0, "stop_ids": (END,)},
-        "not before": {"min_tokens": at + 10, "stop_ids": tuple(free[at + 2 : at + 12])},
+        "not before": {"min_tokens": at + 10, "stop_ids": tuple(plain[at + 2 : at + 12])},
     }[what]
     request = ask(**sampling)
     expected = undisturbed(engines, kind, request)
@@ -210,7 +217,7 @@ def test_a_moved_request_gets_the_answer_of_an_undisturbed_run(
     destination.run()
     answer = destination.answers[0]
     assert answer == expected.answers[0]
-    assert (answer != free) == (what != "greedy")
+    assert (answer != plain) == (what != "greedy")
     assert len(answer) > at + 10
     if request.sampling.log_probs:
         ours, wanted = (each.scores[0].since(0) for each in (destination, expected))
@@ -325,7 +332,7 @@ def test_a_slot_whose_earlier_request_is_in_a_launched_step_can_be_taken(
 
 
 def test_in_bfloat16_the_blocks_of_a_moved_request_are_those_of_an_undisturbed_run(engines: Engines) -> None:
-    request, count = ask(), 90
+    request, count = ask(max_tokens=60), 90
     source, destination = pair(engines, "torch, bfloat16")
     source.submit(request)
     source.settle(request, count)

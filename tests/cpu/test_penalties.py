@@ -19,7 +19,7 @@ from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch import step_launcher
 from python_backends.nouns.request import Ids, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
-from tests.support.tiny_models import Serving, TinyModel, generate, random_requests
+from tests.support.tiny_models import Serving, TinyModel, logits_along, random_requests
 
 VOCABULARY = 50
 LIMITS = ModelLimits(max_model_tokens=40, vocab_size=VOCABULARY, num_slots=4, num_blocks=40, block_tokens=4)
@@ -353,29 +353,43 @@ class _PlainPenalties(reference.LogitsProcessor):
         return _plain(scores[0], self._prompt, output, self._sampling)[None]
 
 
-def _reference(tiny: TinyModel, request: Request) -> list[int]:
-    sampling = request.sampling
-    options: dict[str, Any] = {"logits_processor": reference.LogitsProcessorList([_PlainPenalties(request)])}
-    if sampling.repetition_penalty != 1:
-        options["repetition_penalty"] = sampling.repetition_penalty
+def _processors(request: Request) -> reference.LogitsProcessorList:
+    """Those of transformers' generate, in its order, and ours."""
+    sampling, made = request.sampling, reference.LogitsProcessorList()
     if sampling.logit_bias:
-        options["sequence_bias"] = [[[token], value] for token, value in sampling.logit_bias]
+        made.append(
+            reference.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in sampling.logit_bias])
+        )
+    if sampling.repetition_penalty != 1:
+        made.append(reference.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.bad_words:
-        options["bad_words_ids"] = [list(word) for word in sampling.bad_words]
-    return generate(tiny.model, request.prompt, sampling.max_tokens, **options)[0]
+        made.append(reference.NoBadWordsLogitsProcessor([list(word) for word in sampling.bad_words]))
+    made.append(_PlainPenalties(request))
+    return made
+
+
+def _best(request: Request, answer: list[int], logits: Tensor) -> list[int]:
+    """The best token in the place of each of an answer, after those before it."""
+    tokens, processors = torch.tensor([[*request.prompt, *answer]]), _processors(request)
+    return [
+        int(processors(tokens[:, : len(request.prompt) + place], logits[place : place + 1]).argmax())
+        for place in range(len(answer))
+    ]
 
 
 def test_greedy_answers_with_all_of_these_are_those_of_transformers(each: TinyModel) -> None:
-    requests = [_asking(index, request) for index, request in enumerate(random_requests(12, seed=4))]
-    plain = random_requests(3, seed=5)
+    requests = [
+        _asking(index, request) for index, request in enumerate(random_requests(12, seed=4, max_tokens=24))
+    ]
+    plain = random_requests(3, seed=5, max_tokens=24)
     plain = [request.changed(request_id=100 + request.request_id) for request in plain]
     answers = Serving(each.engine(slots=5), token_budget=20).run([*requests, *plain])
     changed = 0
     for request in requests:
-        assert answers[request.request_id] == _reference(each, request)
-        changed += (
-            answers[request.request_id] != each.reference(request.prompt, request.sampling.max_tokens)[0]
-        )
+        answer = answers[request.request_id]
+        logits = logits_along(each.model, request.prompt, answer)
+        assert answer == _best(request, answer, logits)
+        changed += answer != logits.argmax(1).tolist()
     each.check_all(plain, answers)
     assert changed >= 6, "the parameters must show"
 

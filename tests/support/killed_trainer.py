@@ -1,14 +1,9 @@
-"""A trainer that kills itself: `python -m tests.support.killed_trainer MODEL JOB WHEN COUNT`.
-
-WHEN is `backward` or `saved state` (after its weights are written, before it has a name): at the COUNT-th of
-them; `never`: it trains to the end.
-"""
+"""A trainer that kills itself, in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +29,17 @@ def _deadly(function: Any, count: int) -> Any:
     return called
 
 
-def main(model: str, job: str, when: str, count: str) -> None:
+def train(model: Path, job: Path, when: str, count: int) -> None:
+    """`when` is `backward` or `saved state` (after its weights are written, before it has a name): at the
+    `count`-th of them.
+    """
     if when == "backward":
-        PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
+        PackRun.backward = _deadly(PackRun.backward, count)  # type: ignore[method-assign]
     if when == "saved state":
-        saved_states.save_file = _deadly(saved_states.save_file, int(count))  # type: ignore[attr-defined]
+        saved_states.save_file = _deadly(saved_states.save_file, count)  # type: ignore[attr-defined]
     trainer.SAVE_EVERY_S, pack_memory.PACK_TOKENS, lora_in_training.CPU_TILE_TOKENS = 0.0, 48, 48
     settings = Settings(
-        model=ModelSettings(directory=model, dtype="float32"),
+        model=ModelSettings(directory=str(model), dtype="float32"),
         engine=EngineSettings(threads=1),
     )
-    alone.train(Job(Path(job)), settings)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    alone.train(Job(job), settings)

@@ -1,12 +1,8 @@
-"""How much memory a process takes while it loads a checkpoint with layers in C++, in a process of its own:
-python -m tests.support.load_memory PATH DTYPE WEIGHTS prints the most that it grew by, and the bytes of the
-weights that are served.
-"""
+"""How much memory a process takes while it loads a checkpoint with layers in C++, in a process of its own."""
 
 from __future__ import annotations
 
 import re
-import sys
 from math import prod
 from pathlib import Path
 
@@ -23,7 +19,8 @@ OF_THE_HEAD = {"int8": 1.0, "int4": 1.0}
 PLAIN = {"float32": 4.0, "bfloat16": 2.0}
 
 
-def main(path: str, dtype: str, weights: str) -> None:
+def load(path: str, dtype: str, weights: str) -> tuple[int, int]:
+    """The most bytes that the process grew by, and the bytes of the weights that are served."""
     plain = TorchEngine(_settings(BUNDLED, dtype, weights))  # what any model needs once: code, trials
     assert plain.has_layers
     del plain
@@ -37,7 +34,7 @@ def main(path: str, dtype: str, weights: str) -> None:
     engine = TorchEngine(settings)
     grown = _kib("VmHWM") - before
     assert engine.has_layers
-    print(1024 * grown, _served(facts, dtype, weights))
+    return 1024 * grown, _served(facts, dtype, weights)
 
 
 def _settings(path: str, dtype: str, weights: str) -> Settings:
@@ -60,7 +57,3 @@ def _kib(name: str) -> int:
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

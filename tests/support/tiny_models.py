@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
@@ -309,30 +310,29 @@ class TinyModel:
     directory: Path
     model: Any
     agreement: Agreement
-    references: dict[tuple[bytes, int], tuple[list[int], list[float]]] = field(default_factory=dict)
+    references: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def reference(self, prompt: Ids, count: int) -> tuple[list[int], list[float]]:
-        """transformers' greedy answer of `count` tokens, and at each the gap between the two best logits."""
-        key = (prompt.tobytes(), count)
-        if key not in self.references:
-            self.references[key] = generate(self.model, prompt, count)
-        return self.references[key]
+    def reference(self, prompt: Ids, count: int) -> list[int]:
+        """transformers' greedy answer of `count` tokens."""
+        known = self.references.get(prompt.tobytes(), [])
+        if len(known) < count:
+            known = self.references[prompt.tobytes()] = generate(self.model, prompt, count)
+        return known[:count]
 
     def check(self, request: Request, answer: list[int], count: int = 0) -> None:
-        """`answer` is transformers'; a token that differs where the gap is tiny
-        is a tie, counted, and ends the comparison.
+        """`answer` is transformers': each token is the best one after those before it. A token that differs
+        where the gap between the two best logits is tiny is a tie, counted, and ends the comparison.
         """
-        expected, gaps = self.reference(request.prompt, count or request.sampling.max_tokens)
-        assert len(answer) == len(expected)
+        assert len(answer) == (count or request.sampling.max_tokens)
+        best = logits_along(self.model, request.prompt, answer).topk(2)
+        expected, gaps = best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist()
+        first = num_alike(answer, expected)
         self.agreement.num_tokens += len(answer)
-        self.agreement.smallest_gap = min(self.agreement.smallest_gap, *gaps)
-        differing = [
-            index for index, pair in enumerate(zip(answer, expected, strict=True)) if pair[0] != pair[1]
-        ]
-        if differing and gaps[differing[0]] < TIE_GAP:
+        self.agreement.smallest_gap = min(self.agreement.smallest_gap, *gaps[: first + 1])
+        if first < len(answer) and gaps[first] < TIE_GAP:
             self.agreement.num_ties += 1
         else:
-            assert answer == expected, f"first difference at token {differing[0]}, gap {gaps[differing[0]]}"
+            assert answer == expected, f"first difference at token {first}, gap {gaps[first]}"
 
     def check_all(self, requests: Iterable[Request], answers: dict[int, list[int]]) -> None:
         for request in requests:
@@ -365,11 +365,6 @@ class TinyModel:
         make = {"torch": self.engine, "layers": self.layers_engine}
         return make[kind](**options)
 
-    def agreeing(self, request: Request, answer: list[int]) -> float:
-        """The share of an answer up to the first token that transformers has otherwise."""
-        expected, _ = self.reference(request.prompt, request.sampling.max_tokens)
-        return float((np.array(answer) == np.array(expected)).cumprod().mean())
-
     def check_rounding(
         self, what: str, requests: list[Request], answers: dict[int, list[int]], most_regret: float
     ) -> None:
@@ -377,31 +372,43 @@ class TinyModel:
         best. Notes how much of it is that of float32.
         """
         assert all(len(answers[request.request_id]) == request.sampling.max_tokens for request in requests)
-        same = np.mean([self.agreeing(request, answers[request.request_id]) for request in requests])
-        regret = np.mean([self.regret(request, answers[request.request_id]) for request in requests])
+        measured = [self._rounding(request, answers[request.request_id]) for request in requests]
+        same, regret = np.mean(measured, axis=0)
         self.agreement.notes.append(
             f"{what}, {self.directory.name}: {same:.0%} of an answer as in float32, regret {regret:.4f}"
         )
         assert regret <= most_regret
 
-    def regret(self, request: Request, answer: list[int]) -> float:
-        """How much worse than the best its tokens are to transformers in float32, on average: the distance
-        from the largest logit, in standard deviations of the logits, after the same tokens before. 0 for a
-        greedy answer in float32; about 3 for random tokens.
+    def _rounding(self, request: Request, answer: list[int]) -> tuple[float, float]:
+        """The share of an answer up to the first token that transformers has otherwise in float32, and its
+        regret: how much worse than the best its tokens are, on average: the distance from the largest logit,
+        in standard deviations of the logits, after the same tokens before. 0 for a greedy answer in float32;
+        about 3 for random tokens.
         """
-        tokens = torch.tensor([[*request.prompt.tolist(), *answer]])
-        with torch.no_grad():
-            logits = self.model(tokens, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
-        chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-        return float(((logits.max(1).values - chosen) / logits.std(1)).mean())
+        logits = logits_along(self.model, request.prompt, answer)
+        best, chosen = logits.max(1), logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        same = num_alike(answer, best.indices.tolist()) / len(answer)
+        return same, float(((best.values - chosen) / logits.std(1)).mean())
 
 
-def generate(model: Any, prompt: Ids, count: int, **options: Any) -> tuple[list[int], list[float]]:
+@torch.no_grad()
+def logits_along(model: Any, prompt: Ids, answer: list[int]) -> Tensor:
+    """transformers' logits before each token of an answer, in one pass over all of them."""
+    tokens = torch.tensor([[*prompt.tolist(), *answer]])
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    return logits
+
+
+def num_alike(answer: list[int], expected: list[int]) -> int:
+    """How many tokens two answers of one length begin with alike."""
+    return int((np.array(answer) == np.array(expected)).cumprod().sum())
+
+
+def generate(model: Any, prompt: Ids, count: int, **options: Any) -> list[int]:
     ids = torch.from_numpy(prompt.astype(np.int64))[None]
-    options |= {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options)
-    best = torch.stack(out.logits)[:, 0].topk(2).values
-    return out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
+    options |= {"do_sample": False, "attention_mask": torch.ones_like(ids), "max_new_tokens": count}
+    answer: list[int] = model.generate(ids, **options)[0, len(prompt) :].tolist()
+    return answer
 
 
 def random_requests(count: int, seed: int = 0, **sampling: Any) -> list[Request]:
