@@ -16,7 +16,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.nouns.request import Request
 from python_backends.streams.log_probs import StreamLogProbs, by_row
-from tests.support.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, logits_along, random_requests
 
 ROUNDING = 5e-4  # of float32 through a whole model; logits here are as wide as 30
 
@@ -44,13 +44,8 @@ class Scored(Serving):
 
 
 def _reference(tiny: TinyModel, request: Request, answer: list[int]) -> Tensor:
-    """[tokens, vocabulary] transformers' log-probabilities at each token
-    of `answer`, in one pass over all of it.
-    """
-    tokens = torch.tensor([[*request.prompt.tolist(), *answer]])
-    with torch.no_grad():
-        logits = tiny.model(tokens).logits[0, len(request.prompt) - 1 : -1]
-    return torch.log_softmax(logits.float(), -1)
+    """[tokens, vocabulary] transformers' log-probabilities at each token of `answer`."""
+    return torch.log_softmax(logits_along(tiny.model, request.prompt, answer), -1)
 
 
 def _requests(**sampling: Any) -> list[Request]:
@@ -61,7 +56,7 @@ def _requests(**sampling: Any) -> list[Request]:
                 **sampling, log_probs=index % 3 > 0, num_top_log_probs=index % 3 and index // 2
             )
         )
-        for index, request in enumerate(random_requests(9, seed=12))
+        for index, request in enumerate(random_requests(9, seed=12, max_tokens=16))
     ]
 
 

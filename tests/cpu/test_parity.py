@@ -192,7 +192,7 @@ def test_a_prompt_that_repeats_a_stopped_answer_finds_only_blocks_that_were_comp
 def test_no_stop_id_comes_before_min_tokens(served: Served) -> None:
     """transformers' min_new_tokens with several EOS ids; the others in the batch go undisturbed."""
     prompt, model = np.arange(20, dtype=np.int32), served.model
-    free = model.reference(prompt, 50)
+    free = model.reference(prompt, 13)
     stops, minimum = (free[3], free[6], free[12]), 10
     request = Request(
         0, prompt, Sampling(max_tokens=40, min_tokens=minimum, stop_ids=(*stops, VOCABULARY + 5))

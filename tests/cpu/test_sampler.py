@@ -5,6 +5,7 @@ top_p, and depend on (seed, output index) alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -189,14 +190,12 @@ def test_a_row_that_is_not_of_numbers_changes_no_other() -> None:
         assert 0 <= int(tokens[2]) < 100
 
 
-def test_the_same_seed_gives_the_same_text_in_any_batch(each: TinyModel) -> None:
-    requests = _drawing_requests()
-    alone = {
-        request.request_id: Serving(each.engine(slots=1)).run([request])[request.request_id]
-        for request in requests
-    }
-    assert Serving(each.engine(slots=5), token_budget=7).run(requests) == alone
-    assert Serving(each.engine(slots=3), ahead=1).run(requests[::-1]) == alone
+@pytest.mark.parametrize("name", ["llama_grouped", "gemma2", "qwen3_moe"])
+def test_the_same_seed_gives_the_same_text_in_any_batch(tiny: Callable[[str], TinyModel], name: str) -> None:
+    model, requests = tiny(name), _drawing_requests()
+    alone = Serving(model.engine(slots=1)).run(requests)
+    assert Serving(model.engine(slots=5), token_budget=7).run(requests) == alone
+    assert Serving(model.engine(slots=3), ahead=1).run(requests[::-1]) == alone
 
 
 def test_the_same_seed_gives_the_same_text_after_a_restart(one: TinyModel) -> None:

@@ -61,7 +61,7 @@ class Metadata:
     def many(self, key: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         """A list of values of a kind, empty where it is absent; `length`: it must have so many then."""
         values = self.fields.get(key, [])
-        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        if not isinstance(values, list) or not all(issubclass(each, kind) for each in set(map(type, values))):
             names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise self.refused(key, f"must be a list of {names}")
         if values and length is not None and len(values) != length:
