@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 BASE = "debian:bookworm-slim"
 TAGS = ("gapless", "gapless-ray", "gapless-sbom")  # of the images that are built here
 LABEL = "org.opencontainers.image.title=Gapless"  # of all their stages
+DEAD_AFTER_S = 4  # a second of each of three pauses may be counted as silence
 NOTES: list[str] = []  # what the tests have measured
 
 
@@ -77,7 +78,7 @@ def engine() -> Iterator[None]:
 def composed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     """The project, its image built and nothing up yet."""
     model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("mounted") / "model"))
-    project = Composed(f"gapless-test-{os.getpid()}", model)
+    project = Composed(f"gapless-test-{os.getpid()}", model, f"--set streams.dead_after_s={DEAD_AFTER_S}")
     project.compose("build", timeout_s=3000)
     yield project
     project.compose("down", "--volumes", "--remove-orphans")

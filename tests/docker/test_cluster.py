@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.composed import LONG, Composed, GrpcOnlooker, HttpOnlooker, run
-from tests.support.server.serving import wait_for
+from tests.support.composed import LONG, Composed, look_until, run
+from tests.support.server.onlookers import GrpcOnlooker, HttpOnlooker
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def cluster(composed: Composed) -> Iterator[Composed]:
     clustered.compose("build", clustered.service, timeout_s=3000)
     try:
         clustered.up()
-        wait_for(lambda: states(clustered) == ["ready", "ready"], 120)
+        look_until(lambda: num_ready(clustered) == 2, 120)
         yield clustered
     finally:
         clustered.compose("down", "--volumes", "--remove-orphans")
@@ -39,16 +39,21 @@ def status(cluster: Composed) -> list[dict[str, object]]:
     return list(said["instances"])
 
 
-def states(cluster: Composed) -> list[object]:
-    return [each["state"] for each in status(cluster)]
+def num_ready(cluster: Composed) -> float:
+    return cluster.metrics().get('gapless_instances{state="ready"}', 0)
+
+
+def num_moved(cluster: Composed) -> float:
+    return cluster.metrics().get("gapless_migration_downtime_seconds_count", 0)
 
 
 def test_each_container_has_an_instance_and_streams_move_between_them(cluster: Composed) -> None:
     assert len({each["host"] for each in status(cluster)}) == 2
-    streams = open_streams(cluster)
+    before, streams = num_moved(cluster), open_streams(cluster)
     control = ".venv/bin/python -m commands.control"
     cluster.inside(f"{control} drain 0 && {control} restore 0")
     check_equal(streams)
+    look_until(lambda: num_moved(cluster) > before, 60)
 
 
 def test_streams_survive_the_death_of_a_container(cluster: Composed) -> None:
@@ -56,8 +61,7 @@ def test_streams_survive_the_death_of_a_container(cluster: Composed) -> None:
     other = cluster.compose("ps", "-q", "gapless-host").strip()
     run("docker", "kill", other)
     check_equal(streams)
-    wait_for(lambda: states(cluster) == ["ready", "ready"], 180)
-    run("docker", "start", other)
+    look_until(lambda: num_ready(cluster) == 2, 180)
 
 
 def open_streams(cluster: Composed) -> list[HttpOnlooker]:

@@ -1,5 +1,5 @@
-"""`docker compose up` as the README has it, every process killed in turn,
-and what `docker compose down` leaves: nothing.
+"""`docker compose up` as the README has it, what is healed in a container and by Docker, and what
+`docker compose down` leaves: nothing.
 """
 
 from __future__ import annotations
@@ -8,23 +8,19 @@ import http.client
 import json
 import os
 import re
-import signal
 import threading
 import time
 
 import pytest
 
-from tests.docker.conftest import NOTES
-from tests.support.composed import KEY, LONG, ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
-from tests.support.server.serving import wait_for
+from tests.docker.conftest import DEAD_AFTER_S, NOTES
+from tests.support.composed import KEY, LONG, ROOT, Composed, look_until, run
+from tests.support.failure_table import OF_A_CONTAINER, OF_A_SERVER, Row
+from tests.support.server.onlookers import GrpcOnlooker, HttpOnlooker
 
 SHORT = {"text_input": "def write(", "max_tokens": 8, "min_tokens": 8}
-HOW = {"is killed": signal.SIGKILL, "stands still": signal.SIGSTOP}
-ROW = re.compile(
-    r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| [^|]+ \| \d+ s \|$",
-    re.MULTILINE,
-)
-FAILURES = ROW.findall((ROOT / "docs/operations.md").read_text())
+# the other rows of the table are those of tests/server/test_front_lasting.py
+HEALED_WITHIN = [row for row in OF_A_SERVER if str(row) in ("instance-is-killed", "tritonserver-is-killed")]
 
 
 @pytest.mark.timeout(3600)
@@ -41,7 +37,7 @@ def test_the_readmes_curl_streams_text_from_a_container(served: Composed) -> Non
 
 
 def test_docker_says_healthy_when_the_ensemble_is_ready(served: Composed) -> None:
-    wait_for(lambda: served.inspect(".State.Health.Status") == "healthy", 60)
+    look_until(lambda: served.inspect(".State.Health.Status") == "healthy", 60)
 
 
 def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_host_only(
@@ -102,11 +98,6 @@ def test_docker_compose_takes_the_profiles_that_can_not_run_here(composed: Compo
     assert "gapless" in composed.compose("--profile", profile, "config", "--services").split()
 
 
-def test_the_failure_table_names_every_process(served: Composed) -> None:
-    named = {process for process, how, *_ in FAILURES if how == "is killed"}
-    assert named == {"instance", "tokenizer", "scheduler", "detokenizer", "tritonserver", "launcher", "init"}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(served: Composed) -> str:
     onlooker = HttpOnlooker(served.http_port, LONG)
@@ -115,88 +106,82 @@ def undisturbed(served: Composed) -> str:
     return onlooker.answer.text
 
 
-@pytest.mark.parametrize(
-    ("process", "how", "sees", "meanwhile"), FAILURES, ids=lambda value: value.replace(" ", "-")
-)
-def test_what_dies_comes_back_without_a_hand(
-    served: Composed, undisturbed: str, process: str, how: str, sees: str, meanwhile: str
-) -> None:
-    """Each row of the failure table: what clients with open streams see, and
-    what one sees who comes right then.
-    """
-    if process == "init" and os.geteuid() != 0:
+@pytest.mark.parametrize("row", HEALED_WITHIN + OF_A_CONTAINER, ids=str)
+def test_what_dies_comes_back_without_a_hand(served: Composed, undisturbed: str, row: Row) -> None:
+    """What clients with open streams see, and what one sees who comes right then."""
+    if row.process == "init" and os.geteuid() != 0:
         pytest.skip("only root of the host can kill a container's first process")
-    wait_for(served.answers, 120)  # a row does not suffer from the one before
-    life = served.life(process)
-    signal_it = served.ready_to_signal(process, life[1], HOW[how])
+    look_until(served.answers, 120)  # a row does not suffer from the one before
+    victim = served.process(row.process)
+    assert victim
+    kill = served.ready_to_kill(victim, row.process)
     onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
     for onlooker in onlookers:
         onlooker.wait_for_text()
     killed_s = time.monotonic()
-    signal_it()
+    kill()
     newcomer = HttpOnlooker(served.http_port, SHORT)
     assert not any(onlooker.answer.reasons for onlooker in onlookers), (
         "the answers were too short to be interrupted"
     )
-    wait_for(lambda: served.life(process) != life and served.pid(process), 90)
-    wait_for(served.answers, 90)
+    look_until(lambda: served.process(row.process) not in (None, victim), 90)
+    look_until(served.answers, 90)
     back_s = time.monotonic() - killed_s
     for onlooker in onlookers:
         onlooker.join()
-        assert onlooker.saw in sees.split(" or ")
+        assert onlooker.saw in row.stream.split(" or ")
         assert (
             undisturbed == onlooker.answer.text
-            if sees == "the whole answer"
+            if onlooker.saw == "the whole answer"
             else undisturbed.startswith(onlooker.answer.text)
         )
     newcomer.join()
-    assert newcomer.saw in meanwhile.split(" or ")
-    NOTES.append(f"{process} {how}: answers again after {back_s:.1f} s")
+    assert newcomer.saw in row.newcomer.split(" or ")
+    NOTES.append(f"{row}: answers again after {back_s:.1f} s")
 
 
 def test_three_pauses_of_the_container_are_pauses_and_nothing_else(
     served: Composed, undisturbed: str
 ) -> None:
-    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a
+    """Each longer than any process may be silent. A pause that begins inside a call of a
     Python model may end the call or tritonserver (docs/operations.md, "What remains of a pause"): then, and
     only then, they are tried again.
     """
     for _ in range(3):
-        before = logs_of(served)
+        before = served.log()
         try:
             three_pauses(served, undisturbed)
             return
         except AssertionError:
-            said = logs_of(served).removeprefix(before)
+            said = served.log().removeprefix(before)
             if "is not healthy" not in said and "Signal (11)" not in said:
                 raise
             NOTES.append("a pause began inside a call of a Python model; tried again")
     raise AssertionError("three times a pause ended a call or tritonserver")
 
 
-def logs_of(served: Composed) -> str:
-    return run("bash", "-c", f"docker logs {served.container} 2>&1")
-
-
 def three_pauses(served: Composed, undisturbed: str) -> None:
-    wait_for(served.answers, 120)
+    look_until(served.answers, 120)
     processes = ("instance", "tritonserver", "tokenizer", "scheduler", "detokenizer")
-    lives = {process: served.life(process) for process in processes}
+    before = {process: served.process(process) for process in processes}
+    assert all(before.values())
     onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
     for onlooker in onlookers:
         onlooker.wait_for_text()
-    for _ in range(3):
+    for number in range(3):
         run("docker", "pause", served.container)
-        time.sleep(15)
+        time.sleep(DEAD_AFTER_S + 1)
+        has_ended = any(onlooker.answer.reasons for onlooker in onlookers)
         run("docker", "unpause", served.container)
-        time.sleep(0.5)
+        assert not has_ended, f"the answers were too short for {number + 1} pauses"
+        time.sleep(0.3)
     for onlooker in onlookers:
         onlooker.join()
     assert [(onlooker.saw, onlooker.answer.text) for onlooker in onlookers] == 2 * [
         ("the whole answer", undisturbed)
     ]
-    time.sleep(12)  # whatever was to be given up would have been by now
-    assert {process: served.life(process) for process in processes} == lives
+    time.sleep(DEAD_AFTER_S + 2)  # whatever was to be given up would have been by now
+    assert {process: served.process(process) for process in processes} == before
 
 
 def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_starts_it_anew(
@@ -206,11 +191,13 @@ def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_start
     broken = served.model / "tokenizer.json"
     whole, restarts = broken.read_text(), int(served.inspect(".RestartCount"))
     broken.write_text("{")
-    served.ready_to_signal("tokenizer", served.pid("tokenizer"), signal.SIGKILL)()
-    wait_for(lambda: int(served.inspect(".RestartCount")) >= restarts + 2, 240)
+    tokenizer = served.process("tokenizer")
+    assert tokenizer
+    served.ready_to_kill(tokenizer, "tokenizer")()
+    look_until(lambda: int(served.inspect(".RestartCount")) >= restarts + 2, 240)
     broken.write_text(whole)
-    wait_for(served.answers, 120)
-    logs = run("bash", "-c", f"docker logs {served.container} 2>&1")
+    look_until(served.answers, 120)
+    logs = served.log()
     assert "tritonserver was started 5 times and never got ready" in logs
     assert re.search(r"/model/tokenizer\.json: .*EOF while parsing", logs)
 
@@ -221,7 +208,7 @@ def test_stop_lets_open_requests_end_and_takes_no_new_ones(served: Composed, und
         onlooker.wait_for_text()
     stopping = threading.Thread(target=served.compose, args=["stop"])
     stopping.start()
-    wait_for(lambda: "draining" in run("bash", "-c", f"docker logs {served.container} 2>&1"), 60)
+    look_until(lambda: "draining" in served.log(), 60)
     late = HttpOnlooker(served.http_port, {"text_input": "too late", "max_tokens": 4})
     late.join()
     for onlooker in onlookers:

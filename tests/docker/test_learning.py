@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -17,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from client import Client
 from client.errors import GaplessError
-from tests.support.composed import ROOT, Composed
-from tests.support.server.serving import wait_for
+from python_backends.prediction.predictor import ENCODER_FROM
+from tests.support.composed import ROOT, Composed, look_until
 
 QUICKLY = {  # with few slots requests compete, so that every one is encoded
     "prediction.encoder": "packaged",
@@ -26,7 +25,7 @@ QUICKLY = {  # with few slots requests compete, so that every one is encoded
     "engine.slots": 4,
 }
 LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
-TASKS = [json.loads(line)["messages"] for line in LINES]
+TASKS = [json.loads(line)["messages"] for line in LINES[:24]]  # few: each is encoded once
 COUNT = """
 import sqlite3, sys
 print(sqlite3.connect(sys.argv[1]).execute("SELECT count(*) FROM answers").fetchone()[0])
@@ -58,7 +57,7 @@ def ask(project: Composed, count: int) -> None:
 def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
     """The pauses are for the encoder and the learner, which wait for idle processors."""
     for _ in range(60):
-        ask(project, 24)
+        ask(project, 48)
         if condition():
             return
         time.sleep(3)
@@ -78,17 +77,13 @@ def num_logged(project: Composed, place: str) -> int:
     return int(project.inside(f".venv/bin/python -c '{COUNT}' /data/{place}/requests.sqlite"))
 
 
-def predictions(project: Composed) -> dict[str, float]:
-    """How many answers' lengths have been predicted, by what said so."""
-    connection = http.client.HTTPConnection("127.0.0.1", project.metrics_port, timeout=60)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    found = re.findall(r'^gapless_length_predictions_total{source="(\w+)"} (\S+)$', text, re.MULTILINE)
-    return {source: float(count) for source, count in found}
+def num_by_forest(project: Composed) -> float:
+    """How many answers' lengths the forest has predicted."""
+    return project.metrics().get('gapless_length_predictions_total{source="forest"}', 0)
 
 
 def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: Composed) -> None:
+    ask(learning, ENCODER_FROM)
     ask_until(learning, lambda: any(re.search(r"/forest-\d+\.npz$", name) for name in files(learning)))
     (place,) = places(learning)
     assert {f"{place}/requests.sqlite", f"{place}/current.json"} <= files(learning)
@@ -98,7 +93,7 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
 
     learning.up()
     assert num_logged(learning, place) >= known
-    ask_until(learning, lambda: predictions(learning).get("forest", 0) > 0)  # the encoder is loaded meanwhile
+    ask_until(learning, lambda: num_by_forest(learning) > 0)  # the encoder is loaded meanwhile
     assert places(learning) == {place}
     learning.compose("down")
 
@@ -108,7 +103,7 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
     weights.chmod(0o644)  # safetensors writes it for its own user only
     learning.up()
     ask(learning, 24)
-    wait_for(lambda: len(places(learning)) == 2, 60)
+    look_until(lambda: len(places(learning)) == 2, 60)
     (other,) = places(learning) - {place}
-    wait_for(lambda: num_logged(learning, other) >= 24, 60)
-    assert predictions(learning).get("forest", 0) == 0, "the other model has learned nothing yet"
+    look_until(lambda: num_logged(learning, other) >= 24, 60)
+    assert num_by_forest(learning) == 0, "the other model has learned nothing yet"

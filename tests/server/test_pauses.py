@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from tests.support.composed import HttpOnlooker
 from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.onlookers import HttpOnlooker
 from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, wait_for
 from tests.support.toy_engine import toy_settings
 
@@ -54,13 +54,6 @@ class Streams:
                 assert (answer.error, answer.reasons) == ("", ["length"]), name
                 assert answer.text == expected.text(f"{PROMPT} {name}", **LONG), name
 
-    def abandon(self) -> None:
-        with contextlib.suppress(Exception):
-            self._grpc.cancel()
-        for stream in self._http:
-            stream.join()
-            assert stream.answer.num_ends <= 1
-
 
 @pytest.fixture
 def runtime_directory() -> Iterator[Path]:
@@ -80,62 +73,13 @@ def served(toy_model: Path, runtime_directory: Path) -> Iterator[Gapless]:
     assert made.stop() == 0, made.log
 
 
-def restarts(gapless: Gapless) -> dict[str, float]:
-    return {
-        name: count for name, count in gapless.metrics().items() if name.startswith("gapless_restarts_total")
-    }
-
-
 def answers_again(gapless: Gapless, expected: Expected) -> None:
     asked = {"text_input": PROMPT, "max_tokens": 20}
     answer = wait_for(lambda: gapless.generate(**asked).get("text_output"), 90)
     assert answer == expected.text(PROMPT, max_tokens=20)
 
 
-def is_ready(gapless: Gapless) -> bool:
-    """What the image's health check says."""
-    script = [str(ROOT / "build/image/is-ready"), str(gapless.http_port)]
-    return subprocess.run(script, capture_output=True, check=False, timeout=60).returncode == 0
-
-
 # --- a Python model that hangs
-
-
-def stopped(gapless: Gapless, model: str) -> None:
-    """Its process stands still, and is replaced within a minute;
-    nobody is told meanwhile that all is well.
-    """
-    assert wait_for(lambda: is_ready(gapless), 30)
-    pid, before = gapless.stub_pid(model), restarts(gapless)
-    gapless.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: not is_ready(gapless), 30)
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 60)
-    wait_for(lambda: gapless.stub_pid(model) != pid, 60)
-    wait_for(lambda: is_ready(gapless), 90)
-    key = f'gapless_restarts_total{{process="{model}"}}'
-    wait_for(lambda: restarts(gapless)[key] == before[key] + 1, 60)
-
-
-def test_a_tokenizer_that_stands_still_is_replaced_and_open_streams_do_not_notice(
-    gapless: Gapless, expected: Expected
-) -> None:
-    server, streams = gapless.server_pid(), Streams(gapless)
-    stopped(gapless, "tokenizer")
-    streams.check_whole(expected)
-    answers_again(gapless, expected)
-    assert gapless.server_pid() == server
-
-
-@pytest.mark.parametrize("model", ["detokenizer", "scheduler"])
-def test_a_detokenizer_or_scheduler_that_stands_still_is_replaced(
-    gapless: Gapless, expected: Expected, model: str
-) -> None:
-    instance, streams = gapless.instance_pid(), Streams(gapless)
-    stopped(gapless, model)
-    answers_again(gapless, expected)
-    assert gapless.instance_pid() == instance
-    streams.abandon()
-    wait_for(gapless.is_idle, 60)
 
 
 LOOPS = """
@@ -207,8 +151,8 @@ def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
     gapless: Gapless, expected: Expected
 ) -> None:
     """6 s each: longer than the time after which a silent process is given up (3 s here)."""
-    wait_for(lambda: is_ready(gapless), 60)
-    before = restarts(gapless), gapless.server_pid(), gapless.instance_pid()
+    wait_for(gapless.is_ready, 60)
+    before = gapless.restarts(), gapless.server_pid(), gapless.instance_pid()
     streams = Streams(gapless)
     for _ in range(3):
         pause(gapless, 6)
@@ -216,7 +160,7 @@ def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
     streams.check_whole(expected)
     answers_again(gapless, expected)
     time.sleep(5)  # whoever was to be given up would have been by now
-    assert (restarts(gapless), gapless.server_pid(), gapless.instance_pid()) == before
+    assert (gapless.restarts(), gapless.server_pid(), gapless.instance_pid()) == before
 
 
 # --- the run directory
@@ -266,7 +210,7 @@ def test_the_files_of_the_run_directory_may_be_removed_before_something_dies(
 
 
 def check_restarts(served: Gapless) -> None:
-    counts = {name.split('"')[1]: count for name, count in restarts(served).items()}
+    counts = served.restarts()
     assert counts["instance-0"] == counts["tokenizer"] == counts["scheduler"] == 1
 
 

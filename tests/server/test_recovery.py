@@ -65,29 +65,13 @@ def check_that_only_the_poisonous_request_fails(
     }
 
 
-@pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])
-def test_a_killed_stub_is_loaded_again(gapless: Gapless, expected: Expected, model: str) -> None:
+def test_a_killed_detokenizer_without_requests_is_loaded_again(gapless: Gapless, expected: Expected) -> None:
+    """What a kill under open answers does is shown in test_front_lasting.py."""
     server = gapless.server_pid()
-    gapless.kill(gapless.stub_pid(model))
+    gapless.kill(gapless.stub_pid("detokenizer"))
     answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 60)
     assert answer == expected.text(PROMPT, max_tokens=20)
     assert gapless.server_pid() == server, "the others did not notice"
-
-
-def test_a_killed_scheduler_stub_restarts_the_server(gapless: Gapless, expected: Expected) -> None:
-    server, instance = gapless.server_pid(), gapless.instance_pid()
-    client = gapless.grpc()
-    answers = [client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)]
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers))
-    gapless.kill(gapless.stub_pid("scheduler"))
-    answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 120)
-    assert answer == expected.text(PROMPT, max_tokens=20)
-    assert gapless.server_pid() != server
-    assert gapless.instance_pid() == instance, "the instance stays, and drops what it had"
-    wait_for(gapless.is_idle, 60)
-    client.drain(0.2)
-    assert all(answer.num_ends <= 1 for answer in answers)
-    client.cancel()
 
 
 def test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind(

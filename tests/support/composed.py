@@ -1,32 +1,29 @@
-"""docker-compose.yml as a user starts it, under a project name and ports of its
-own; and clients that look on while something dies.
-"""
+"""docker-compose.yml as a user starts it, under a project name and ports of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
+import re
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
-import grpc
+import psutil
 
 from client import Client
 from client.errors import GaplessError
 from python_backends.linux.free_ports import free_ports
-from tests.support.server.serving import Answer, wait_for
+from tests.support.server.serving import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-# The longest answer that the bundled model has room for: short ones would end before anything is killed.
-LONG = {"text_input": "def read(", "max_tokens": 1900, "min_tokens": 1900}
+# some seconds of the bundled model with nothing else to do: shorter ones would end before anything is killed
+LONG = {"text_input": "def read(", "max_tokens": 1200, "min_tokens": 1200}
 MARKS = {  # what stands in the command line of each process
+    "init": "docker-init",
     "instance": "gapless-instance-0",
     "tritonserver": "bin/tritonserver",
     "launcher": "gapless-launcher",
@@ -34,9 +31,7 @@ MARKS = {  # what stands in the command line of each process
     "scheduler": "/scheduler/",
     "detokenizer": "/detokenizer/",
 }
-PROCESS_LIST = (  # a line each, also where a command has lines of its own
-    'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0\\n" "  " <$p/cmdline)"; done 2>/dev/null; true'
-)
+look_until = partial(wait_for, every_s=0.5)  # a command of Docker takes a tenth of a processor's second
 
 
 def run(*words: str, timeout_s: float = 120, **environment: str) -> str:
@@ -95,7 +90,7 @@ class Composed:
         started_s = time.monotonic()
         self.__dict__.pop("container", None)  # another one after `down`
         self.compose("up", "--detach", *self._services)
-        wait_for(self.answers, 300)
+        look_until(self.answers, 300)
         self.cold_start_s = time.monotonic() - started_s
 
     @cached_property
@@ -114,120 +109,43 @@ class Composed:
         """What the container has printed."""
         return run("bash", "-c", f"docker logs {self.container} 2>&1")
 
-    def pid(self, process: str) -> int:
-        """Of one process of ours, as the container counts them; of its first
-        one, as the host does. 0 while there is none.
-        """
-        if process == "init":
-            return int(self.inspect(".State.Pid"))
-        listed = subprocess.run(
-            ["docker", "exec", self.container, "bash", "-c", PROCESS_LIST],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = [line.partition(" ") for line in listed.stdout.splitlines()]
-        return next(
-            (int(pid) for pid, _, command in lines if MARKS[process] in command and "/proc/" not in command),
-            0,
-        )
+    def process(self, name: str) -> psutil.Process | None:
+        """One of ours, as this host sees it; None while there is none. It differs from the one after it."""
+        for each in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(OSError):
+                if MARKS[name] in " ".join(each.info["cmdline"] or []) and self._has(each):
+                    return each
+        return None
 
-    def life(self, process: str) -> tuple[str, int]:
-        """What changes when it is started again, be it in another life of the container."""
-        return self.inspect(".State.StartedAt"), self.pid(process)
+    def _has(self, process: psutil.Process) -> bool:
+        return self.container in Path(f"/proc/{process.pid}/cgroup").read_text()
 
-    def ready_to_signal(self, process: str, pid: int, number: int) -> Callable[[], object]:
-        """What sends the signal at once when it is called: `docker exec` takes as
-        long to start as an answer of some hundred tokens.
+    def ready_to_kill(self, process: psutil.Process, name: str) -> Callable[[], object]:
+        """What kills it at once when it is called: `docker exec` takes as long to start as an answer of some
+        hundred tokens.
         """
-        if process == "init":  # it can't be killed from inside of the container
-            return partial(os.kill, pid, number)
-        command = [
-            "docker",
-            "exec",
-            "-i",
-            self.container,
-            "bash",
-            "-c",
-            f"echo ready; read; kill -{number} {pid}",
-        ]
+        if name == "init":  # it can't be killed from inside of the container
+            return process.kill
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (pid,) = re.findall(r"^NSpid:.*\s(\d+)$", status, re.MULTILINE)  # as the container counts
+        command = ["docker", "exec", "-i", self.container, "bash", "-c", f"echo ready; read; kill -9 {pid}"]
         waiting = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert waiting.stdout
         assert waiting.stdout.readline() == "ready\n"
         return partial(waiting.communicate, "\n", timeout=60)
+
+    def metrics(self) -> dict[str, float]:
+        """Those of ours, by name with labels."""
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
+        ) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        found = re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
 
     def answers(self) -> bool:
         """Whether a short request gets text: what readiness is about."""
         with contextlib.suppress(GaplessError), Client(f"127.0.0.1:{self.grpc_port}", timeout_s=5) as client:
             return bool(client.generate("ready?", max_tokens=4, min_tokens=4).text)
         return False
-
-
-class HttpOnlooker:
-    """Reads one answer over `generate_stream` from a thread of its own, and remembers how it ended."""
-
-    def __init__(self, port: int, inputs: dict[str, Any]) -> None:
-        self.answer = Answer()
-        self.closed = ""  # how the connection broke
-        self._port = port
-        self._inputs = inputs
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    @property
-    def has_ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    @property
-    def saw(self) -> str:
-        """In the words of docs/operations.md."""
-        if self.answer.error:
-            return "an error"
-        return "the whole answer" if self.answer.reasons else "a closed connection"
-
-    def wait_for_text(self, timeout_s: float = 240) -> None:
-        end_s = time.monotonic() + timeout_s
-        while len(self.answer.text) < 20:
-            assert time.monotonic() < end_s, f"no text: {self.answer} {self.closed}"
-            time.sleep(0.005)
-
-    def join(self, timeout_s: float = 500) -> None:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), f"this client still waits after {timeout_s} s: {self.answer}"
-
-    def _read(self) -> None:
-        try:
-            with contextlib.closing(
-                http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
-            ) as connection:
-                self._read_from(connection)
-        except (OSError, http.client.HTTPException) as error:
-            self.closed = repr(error)
-
-    def _read_from(self, connection: http.client.HTTPConnection) -> None:
-        connection.request(
-            "POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **self._inputs})
-        )
-        with connection.getresponse() as response:
-            self.answer.status = response.status
-            for line in response:
-                if line.startswith(b"data: "):
-                    self.answer.add_json(json.loads(line[len("data: ") :]))
-        if self.answer.status != 200:
-            self.answer.error = self.answer.error or "refused"
-
-
-class GrpcOnlooker(HttpOnlooker):
-    """The same over gRPC, with the project's client and without a second try."""
-
-    def _read(self) -> None:
-        inputs = dict(self._inputs)
-        with Client(f"127.0.0.1:{self._port}") as client:
-            try:
-                for piece in client.stream(inputs.pop("text_input"), **inputs):
-                    self.answer.add(piece.text, piece.finish_reason, 0)
-            except GaplessError as error:
-                if isinstance(error.__context__, grpc.RpcError):
-                    self.closed = repr(error)
-                else:
-                    self.answer.error = str(error)

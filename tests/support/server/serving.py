@@ -144,6 +144,19 @@ class Gapless:
         names = ("gapless_slots_busy", "gapless_requests_waiting", "gapless_kv_blocks_used")
         return all(metrics[name] == 0 for name in names)
 
+    def is_ready(self) -> bool:
+        """What the image's health check says."""
+        script = [str(ROOT / "build/image/is-ready"), str(self.http_port)]
+        return subprocess.run(script, capture_output=True, check=False, timeout=60).returncode == 0
+
+    def restarts(self) -> dict[str, float]:
+        """How often the launcher has started each process again."""
+        return {
+            name.split('"')[1]: count
+            for name, count in self.metrics().items()
+            if name.startswith("gapless_restarts_total")
+        }
+
     # --- clients
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
@@ -289,9 +302,9 @@ def tensor(name: str, value: Any) -> triton.InferInput:
     return made
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
-    """The first true value of `condition`. Raises AssertionError after `timeout_s` of a machine that has
-    nothing else to do.
+def wait_for(condition: Callable[[], Any], timeout_s: float, every_s: float = 0.05) -> Any:
+    """The first true value of `condition`, which is looked at every `every_s`. Raises AssertionError after
+    `timeout_s` of a machine that has nothing else to do.
     """
     end_s = time.monotonic() + BUSY * timeout_s
     while True:
@@ -300,7 +313,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
             if value:
                 return value
         assert time.monotonic() < end_s, f"did not come true within {BUSY} * {timeout_s} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
