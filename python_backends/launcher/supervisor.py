@@ -181,9 +181,10 @@ class Supervisor:
     def _heal_stubs(self, dead: set[str]) -> None:
         if dead - {PREDICTOR}:
             self._readiness.say(False)
-        if "scheduler" in dead:
-            self._restart_server("scheduler", "its stub has died, and its streams with it")
-            return
+        for model in ("scheduler", "detokenizer"):
+            if model in dead:  # Triton fails what waits for a dead detokenizer at one request a second
+                self._restart_server(model, "its stub has died, and its streams with it")
+                return
         if PREDICTOR in dead:
             self._heal_predictor()
         for model in dead - {PREDICTOR}:

@@ -118,6 +118,14 @@ def test_a_server_that_can_not_load_a_model_again_is_started_again(launcher: Lau
     assert launcher.server.num_starts == 1
 
 
+@pytest.mark.parametrize("model", ["scheduler", "detokenizer"])
+def test_a_server_whose_streams_have_died_is_started_again(launcher: Launcher, model: str) -> None:
+    """Triton could load the model again, and would fail what waits for the old one slowly."""
+    launcher.server.dead = {model}
+    launcher.look()
+    assert launcher.server.num_starts == 1
+
+
 @pytest.mark.parametrize("model", ["tokenizer", PREDICTOR])
 def test_a_signal_does_not_wait_for_a_model_that_is_loaded(launcher: Launcher, model: str) -> None:
     def for_ever(meanwhile: Callable[[], None]) -> bool:

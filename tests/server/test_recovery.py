@@ -65,15 +65,6 @@ def check_that_only_the_poisonous_request_fails(
     }
 
 
-def test_a_killed_detokenizer_without_requests_is_loaded_again(gapless: Gapless, expected: Expected) -> None:
-    """What a kill under open answers does is shown in test_front_lasting.py."""
-    server = gapless.server_pid()
-    gapless.kill(gapless.stub_pid("detokenizer"))
-    answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 60)
-    assert answer == expected.text(PROMPT, max_tokens=20)
-    assert gapless.server_pid() == server, "the others did not notice"
-
-
 def test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind(
     gapless: Gapless, expected: Expected
 ) -> None:
