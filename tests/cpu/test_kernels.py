@@ -71,7 +71,7 @@ with tempfile.TemporaryDirectory() as directory:
     for name in ("qwen3_moe", "gemma2", "gpt_neox", "gpt2", "llama_grouped"):
         model = TinyModel(Path(directory) / name, build(name), Agreement())
         model.model.save_pretrained(model.directory)
-        requests = random_requests(2, seed=3, max_tokens=6)
+        requests = random_requests(2, seed=3, max_tokens=3)
         engine = model.engine(slots=2, cuda_graphs="eager")
         assert not kernel_obstacle(engine.device)
         launcher, flat = engine._launcher, []
@@ -89,8 +89,8 @@ with tempfile.TemporaryDirectory() as directory:
     for place, state in other.states.items():
         assert abs(serving.states[place] - state).max() < 1e-4 * abs(state).max()
     # the last model again: rows that draw, alone and next to greedy ones, by our kernel and by torch
-    asked = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, max_tokens=8)
-    drawn, plain = random_requests(3, seed=4, **asked), random_requests(1, seed=5, max_tokens=4)[0]
+    asked = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, max_tokens=4)
+    drawn, plain = random_requests(3, seed=4, **asked), random_requests(1, seed=5, max_tokens=3)[0]
     requests = [*drawn[:2], plain.changed(request_id=2), drawn[2].changed(request_id=3)]
     bias = tuple((token, float(token % 5 - 2)) for token in range(0, 512, 3))
     requests[1:3] = [each.changed(sampling=each.sampling.changed(logit_bias=bias)) for each in requests[1:3]]
