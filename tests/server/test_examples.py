@@ -53,6 +53,7 @@ def served(directories: dict[str, Path]) -> Iterator[Gapless]:
     directories["adapters.directory"].mkdir()
     settings = {"model.directory": "auto", "model.dtype": "float32", "cluster.instances": 2}
     settings["front.corrections"] = 16
+    settings["engine.threads"] = 1  # those of torch, which train, spin while they wait for each other
     settings["streams.dead_after_s"] = 60  # no instance is started again because the machine is busy
     gapless = Gapless(**settings, **directories)
     wait_for(lambda: gapless.metrics()['gapless_instances{state="ready"}'] == 2, 120)
