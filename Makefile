@@ -9,11 +9,11 @@ SOURCES := python_backends client front commands examples build benchmarks model
 QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
-# three processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it
-SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
+# two processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 
-.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all fuzz lint format docs model-card size stale clean
+.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all test-slow fuzz lint format docs model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -72,6 +72,10 @@ test:           ## the second circle: all but what is slow and hard to break; ho
 test-all:       ## the third circle: everything that can run on this machine; ARGS= as for test
 	@build/set-up dev
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(REPORT) $(ARGS)
+
+test-slow:      ## what the third circle has and the second has not; ARGS= as for test
+	@build/set-up dev
+	$(PY) -m pytest -m slow $(SIDE_BY_SIDE) --durations=40 --durations-min=1 $(ARGS)
 
 fuzz:           ## ten thousand random requests against a server of its own, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=… FUZZ_MODEL=bundled
 	@build/set-up dev

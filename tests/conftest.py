@@ -1,5 +1,5 @@
 """Marks tests by what they need and by their circle: `make test` leaves out those that are `slow`. Where
-several processes test side by side (`pytest -n 3`), each takes one file after another.
+several processes test side by side (`pytest -n 2`), each takes one file after another.
 """
 
 from __future__ import annotations
