@@ -73,7 +73,7 @@ test-all:       ## the third circle: everything that can run on this machine; AR
 	@build/set-up dev
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(REPORT) $(ARGS)
 
-test-slow:      ## what the third circle has and the second has not; ARGS= as for test
+test-slow:      ## only the slow tests: those that make test leaves out; ARGS= as for test
 	@build/set-up dev
 	$(PY) -m pytest -m slow $(SIDE_BY_SIDE) --durations=40 --durations-min=1 $(ARGS)
 

@@ -245,7 +245,7 @@ def test_what_dies_or_stands_still_is_healed_and_clients_see_what_the_table_says
         assert not any(onlooker.answer.reasons for onlooker in onlookers), too_short
         assert not all(each.done() for each in begun), too_short
         if row.how == "stands still" and row.process not in ("instance", "tritonserver"):
-            wait_for(lambda: not served.is_ready(), 30)  # nobody is told that all is well
+            wait_for(lambda: not served.is_ready(), 30)  # it does not say that it is ready
         assert results(begun) == expected
     wait_for(lambda: pid_of(served, row.process) != before[row.process], 90)
     wait_for(served.is_ready, 90)

@@ -56,8 +56,8 @@ class LocalChild:
                 **self._place.environment,
                 "PYTHONPATH": os.pathsep.join(paths),
                 VARIABLE: str(self._board.fd),
-                # numpy's products are small here; a second thread of its library would wait for the next one
-                # for 20 ms by asking for the processor again and again, and take it from the engine
+                # numpy's products are small here. A second thread of its library spins for some milliseconds
+                # after each of them, and takes the processor from the engine
                 "OPENBLAS_NUM_THREADS": "1",
             }
         )
