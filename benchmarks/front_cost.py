@@ -61,6 +61,7 @@ class Row:
     pieces_s: float
     between_pieces_p50_ms: float
     front_us_a_piece: float  # processor time of the front
+    server_us_a_token: float  # processor time of all processes of the server
     front_rss_mib: float  # of its largest process
 
 
@@ -176,13 +177,13 @@ def measure(part: Part, rounds: int) -> list[Row]:
         served = Gapless(**part.settings)
         stack.callback(served.stop)
         clients = stack.enter_context(contextlib.closing(Clients(served, part.work.in_flight)))
-        processes = fronts(served)
+        processes, server = fronts(served), served.processes()
         for number in range(rounds + 1):
             for place, mode in enumerate(part.modes):
                 work = part.work.shifted(7 * (len(part.modes) * number + place), part.vocabulary)
-                before_s = processor_s(processes)
+                before_s = processor_s(processes), processor_s(server)
                 timings = clients.run(mode, work)
-                spent_s = processor_s(processes) - before_s
+                spent_s = processor_s(processes) - before_s[0], processor_s(server) - before_s[1]
                 row = row_of(part.name, mode, work, timings, spent_s, processes)
                 said = f"{row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms"
                 print(
@@ -193,8 +194,14 @@ def measure(part: Part, rounds: int) -> list[Row]:
 
 
 def row_of(
-    part: str, mode: str, work: Work, timings: list[Timing], spent_s: float, processes: list[psutil.Process]
+    part: str,
+    mode: str,
+    work: Work,
+    timings: list[Timing],
+    spent_s: tuple[float, float],
+    processes: list[psutil.Process],
 ) -> Row:
+    """`spent_s`: processor time of the front and of the whole server."""
     made = figures_of(mode, work.in_flight, 0.0, work, timings)
     num_pieces = sum(len(timing.tokens) for timing in timings)
     return Row(
@@ -205,7 +212,8 @@ def row_of(
         made.ttft_p50_ms,
         made.pieces_s,
         made.between_pieces_p50_ms,
-        round(spent_s / num_pieces * 1e6, 1),
+        round(spent_s[0] / num_pieces * 1e6, 1),
+        round(spent_s[1] / sum(job.max_tokens for job in work.jobs) * 1e6, 1),
         round(max(process.memory_info().rss for process in processes) / 2**20, 1),
     )
 
@@ -215,10 +223,7 @@ def medians(rows: list[Row]) -> list[Row]:
     found = []
     for part, mode in dict.fromkeys((row.part, row.mode) for row in rows):
         some = [row for row in rows if (row.part, row.mode) == (part, mode)]
-        numbers = [
-            round(float(np.median([getattr(row, field.name) for row in some])), 1)
-            for field in fields(Row)[3:]
-        ]
+        numbers = [rounded_median([getattr(row, field.name) for row in some], 1) for field in fields(Row)[3:]]
         found.append(Row(part, mode, some[0].streams, *numbers))
     return found
 
@@ -269,11 +274,38 @@ def parts(directory: Path, arguments: Any) -> Iterator[Part]:
         yield toy_part(streams, num_tokens, arguments.processes)
 
 
-def compared(v1: Row, other: Row) -> str:
-    if other.mode == WATCHED:
-        return f"{v1.part}: with one there are {other.tok_s / v1.tok_s:.3f} of the tokens/s without"
-    share, more_ms = v1.tok_s / other.tok_s, v1.ttft_p50_ms - other.ttft_p50_ms
-    return f"{v1.part}: /v1 has {share:.3f} of {other.mode}'s tokens/s, first token {more_ms:+.1f} ms"
+def compared(rows: list[Row]) -> list[dict[str, Any]]:
+    """`/v1` with each other way, round by round; a watched server with one that nobody watches. Medians, and
+    the least and the most of a round.
+    """
+    found = []
+    for part, mode in dict.fromkeys((row.part, row.mode) for row in rows if row.mode != "v1"):
+        v1 = [row for row in rows if (row.part, row.mode) == (part, "v1")]
+        others = [row for row in rows if (row.part, row.mode) == (part, mode)]
+        ours, theirs = (others, v1) if mode == WATCHED else (v1, others)
+        pairs = list(zip(ours, theirs, strict=True))
+        speeds = [our.tok_s / their.tok_s for our, their in pairs]
+        found.append(
+            {
+                "part": part,
+                "mode": ours[0].mode,
+                "compared with": theirs[0].mode,
+                "tok_s": rounded_median(speeds, 3),
+                "least": round(min(speeds), 3),
+                "most": round(max(speeds), 3),
+                "server_us_a_token": rounded_median(
+                    [our.server_us_a_token / their.server_us_a_token for our, their in pairs], 3
+                ),
+                "ttft_more_ms": rounded_median(
+                    [our.ttft_p50_ms - their.ttft_p50_ms for our, their in pairs], 1
+                ),
+            }
+        )
+    return found
+
+
+def rounded_median(numbers: list[float], digits: int) -> float:
+    return round(float(np.median(numbers)), digits)
 
 
 def main() -> None:
@@ -286,13 +318,12 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds
     raise_limit(OPEN_FILES)
     with tempfile.TemporaryDirectory() as directory:
-        rows = [row for part in parts(Path(directory), arguments) for row in medians(measure(part, rounds))]
+        measured = [row for part in parts(Path(directory), arguments) for row in measure(part, rounds)]
+    rows, ratios = [asdict(row) for row in medians(measured)], compared(measured)
     if arguments.json:
-        write_result(arguments.json, {"rounds": rounds, "rows": [asdict(row) for row in rows]})
-    for v1 in (row for row in rows if row.mode == "v1"):
-        for other in (row for row in rows if row.part == v1.part and row.mode != "v1"):
-            print(compared(v1, other))
-    print(table([asdict(row) for row in rows]))
+        write_result(arguments.json, {"rounds": rounds, "rows": rows, "compared": ratios})
+    print(table(rows))
+    print(table(ratios))
 
 
 if __name__ == "__main__":

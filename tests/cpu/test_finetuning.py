@@ -54,6 +54,7 @@ def test_a_job_learns_and_ends(one: TinyModel, tmp_path: Path) -> None:
         train(job, settings(one))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
     one: TinyModel, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_gradients_of_every_family_are_pefts(name: str) -> None:
     assert difference(found, expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_losses_of_200_steps_are_pefts(tiny: Callable[[str], TinyModel], tmp_path: Path) -> None:
     """Within 1e-3, or three times what PEFT itself differs between float32 and float64."""
     one, job = tiny("llama_grouped"), new_job(tmp_path, steps=200)

@@ -155,6 +155,7 @@ def test_a_directory_that_cannot_be_served_is_named_with_the_reason(gapless: Gap
     assert "adapter broken is not served: use_dora = True: not supported" in gapless.log
 
 
+@pytest.mark.slow
 def test_requests_with_adapters_move_between_instances(directory: Path) -> None:
     """At random, with their KV blocks; texts are those of requests that stay."""
     served = Gapless(

@@ -192,6 +192,7 @@ def num_instances(cluster: Gapless) -> dict[str, float]:
     return {state: count for state, count in counts.items() if count}
 
 
+@pytest.mark.slow
 def test_a_burst_brings_more_instances_and_quiet_ends_them(scaled: Gapless, expected: Expected) -> None:
     """Two long answers are still being written when the others have ended."""
     assert num_instances(scaled) == {"ready": 1}

@@ -147,6 +147,7 @@ def test_a_server_trains_while_it_streams_and_the_texts_stay_the_same(
     wait_for(lambda: gapless.metrics()['gapless_finetuning_jobs{status="running"}'] == 0, 30)
 
 
+@pytest.mark.slow
 def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
     gapless: Gapless, texts: list[str], jobs_directory: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ def test_submit_watches_a_job_to_its_end(gapless: Gapless, jobs_directory: Path,
     assert f"{job.name}  succeeded" in shown
 
 
+@pytest.mark.slow
 def test_openais_client_alone_trains_a_model_and_asks_it(
     gapless: Gapless, jobs_directory: Path, data: Path, adapters: Path
 ) -> None:
@@ -250,6 +252,7 @@ def test_openais_client_alone_trains_a_model_and_asks_it(
             client.completions.create(model="loud", prompt="Shout: read", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_corrections_are_learned_through_v1_feedback(gapless: Gapless) -> None:
     """Sixteen, of which four are held out: their loss falls, and the adapter answers as corrected."""
     with openai.OpenAI(base_url=f"http://127.0.0.1:{gapless.front_port}/v1", api_key="none") as client:

@@ -267,6 +267,7 @@ def test_what_dies_or_stands_still_is_healed_and_clients_see_what_the_table_says
     assert num_restarts(served.metrics(), row.process) == num_restarts(numbers, row.process) + 1
 
 
+@pytest.mark.slow
 def test_all_of_them_die_one_after_the_other(
     served: Gapless, sdk: openai.OpenAI, expected: list[list[Any]]
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_loss_falls_and_samples_change_and_streams_beside_it_do_not(
     wait_for(lambda: "shout" not in {each["id"] for each in said(front.get("/v1/models"))["data"]}, 30)
 
 
+@pytest.mark.slow
 def test_a_model_whose_instance_has_died_has_failed_and_another_goes_on_from_its_saved_state(
     gapless: Gapless, front: httpx2.Client, opened: Opened
 ) -> None:
