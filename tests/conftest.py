@@ -15,19 +15,28 @@ TESTS = Path(__file__).parent
 NEEDS = {"server": ("server", "dashboard"), "docker": ("docker",)}  # marker: folders
 WAIT = ("server", "dashboard", "docker")  # folders of tests that wait more than they compute
 ONE_IMAGE = "docker"  # this folder's tests share an image and its containers: one process has all of them
-SLOW = (  # they take a minute or more, and few changes can break them
-    "benchmarks/test_gpu_floor.py",
-    "benchmarks/test_gpu_script.py",
-    "benchmarks/test_scripts.py",
+SLOW = (  # they take long, and few changes can break them
+    "benchmarks",
     "cpu/test_compile_kernels.py",
     "cpu/test_kernels.py",
+    "cpu/test_load_memory.py",
     "cpu/test_published.py",
     "dashboard",
     "docker",
+    "recipe",
     "server/test_examples.py",
+    "server/test_front_hostile.py",
     "server/test_fuzz.py",
     "server/test_hub.py",
+    "server/test_paths.py",
+    "server/test_pauses.py",
+    "server/test_processors.py",
     "server/test_ray.py",
+    "server/test_shortages.py",
+    "server/test_startup.py",
+    "server/test_tensorrt_llm.py",
+    "server/test_tracing.py",
+    "server/test_wheel.py",
 )
 SAID: list[str] = []  # what tests want to be read at the end
 

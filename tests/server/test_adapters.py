@@ -110,6 +110,7 @@ def test_a_version_that_comes_while_requests_run_changes_no_other_answer(
     assert gapless.metrics()["gapless_adapters_loaded"] == 2
 
 
+@pytest.mark.slow
 def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless, directory: Path) -> None:
     """16 streams over the base and adapters of ranks 4, 8 and 32; two fit at a time. The texts are PEFT's."""
     inputs: list[dict[str, Any]] = [

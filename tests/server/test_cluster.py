@@ -67,6 +67,7 @@ def test_requests_are_answered_while_one_instance_is_away(cluster: Gapless, expe
     wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
 
 
+@pytest.mark.slow
 def test_a_request_that_ends_its_instance_ends_no_other(toy_model: Path, expected: Expected) -> None:
     settings = toy_settings(toy_model, step_ms=5, poison_token=511)
     served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
@@ -223,6 +224,7 @@ def running(cluster: Gapless) -> list[int]:
     return [int(line.split()[0].rpartition("-")[2]) for line in lines if line.startswith("gapless-instance-")]
 
 
+@pytest.mark.slow
 def test_the_number_of_instances_can_be_fixed_while_requests_are_answered(
     scaled: Gapless, expected: Expected
 ) -> None:

@@ -97,7 +97,7 @@ def killing(served: Gapless, process: str) -> Callable[[], None]:
     return lambda: served.kill(pid)
 
 
-@pytest.mark.parametrize("process", ["instance", "tritonserver"])
+@pytest.mark.parametrize("process", ["instance", pytest.param("tritonserver", marks=pytest.mark.slow)])
 def test_a_thought_with_a_budget_goes_on_after_a_kill_and_is_closed_at_the_same_place(
     served: Gapless, bounded: dict[str, Any], process: str
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_thought_with_a_budget_goes_on_after_a_kill_and_is_closed_at_the_same_
     assert streamed(served, bounded, killing(served, process)) == whole
 
 
-@pytest.mark.parametrize("process", ["instance", "tritonserver"])
+@pytest.mark.parametrize("process", ["instance", pytest.param("tritonserver", marks=pytest.mark.slow)])
 def test_the_arguments_of_a_call_go_on_after_a_kill(served: Gapless, process: str) -> None:
     whole = streamed(served, CALLS, nothing)
     jsonschema.validate(json.loads(whole["arguments"]), SWITCHES)

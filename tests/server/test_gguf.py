@@ -32,7 +32,7 @@ CONFIG = LlamaConfig(
 )
 
 
-@pytest.mark.parametrize("layers", ["auto", "off"])
+@pytest.mark.parametrize("layers", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_file_is_served_as_a_directory_is(tmp_path: Path, layers: str) -> None:
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(CONFIG).eval()

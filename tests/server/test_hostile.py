@@ -88,7 +88,11 @@ def test_there_are_five_hundred_of_every_kind() -> None:
     assert set(COUNTS) == set(KINDS)
 
 
-@pytest.mark.parametrize("kinds", [TOGETHER, *((kind,) for kind in ALONE)], ids=["together", *ALONE])
+@pytest.mark.parametrize(
+    "kinds",
+    [TOGETHER, *(pytest.param((kind,), marks=pytest.mark.slow) for kind in ALONE)],
+    ids=["together", *ALONE],
+)
 def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kinds: tuple[str, ...]) -> None:
     shots = [kind for kind in kinds for _ in range(COUNTS[kind])]
     random.Random(1).shuffle(shots)

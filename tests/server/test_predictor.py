@@ -164,6 +164,7 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
     assert served.stop() == 0, served.log
 
 
+@pytest.mark.slow
 def test_the_predictor_stands_back(gapless: Gapless) -> None:
     """It interrupts nobody, and loads nothing before there is something
     to learn from; and clients can't ask it.

@@ -55,6 +55,7 @@ def test_requests_move_while_they_are_answered_and_no_text_changes(
     check_nothing_is_kept(shuffled)
 
 
+@pytest.mark.slow
 def test_instances_are_killed_while_requests_move_and_every_text_is_whole(
     shuffled: Gapless, expected: Expected
 ) -> None:
