@@ -60,10 +60,12 @@ def test_when_one_instance_dies_all_streams_are_whole(
 
 
 def test_requests_are_answered_while_one_instance_is_away(cluster: Gapless, expected: Expected) -> None:
+    losses = cluster.metrics()["gapless_instance_losses_total"]
     cluster.kill(cluster.instance_pid(1), signal.SIGSTOP)
     for n in range(4):
         answer = cluster.generate(text_input=f"{PROMPT} {n}", max_tokens=5, min_tokens=5)
         assert answer["text_output"] == expected.text(f"{PROMPT} {n}", max_tokens=5, min_tokens=5)
+    wait_for(lambda: cluster.metrics()["gapless_instance_losses_total"] == losses + 1, 60)
     wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
 
 
