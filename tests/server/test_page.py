@@ -82,6 +82,7 @@ class Watcher:
         return [event["text"] for event in self.shots[-1]["events"]]
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None:
     wait_for(served.is_idle, 60)
     undisturbed = ask(served, CHAT, LONG)[1]["choices"][0]["message"]["content"]

@@ -101,6 +101,7 @@ def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) ->
             wait_for(lambda most=moves: migrations(shuffled, "shuffle") > most or shuffled.is_idle(), 120)
 
 
+@pytest.mark.slow
 def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     toy_model: Path, expected: Expected
 ) -> None:
