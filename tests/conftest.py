@@ -28,6 +28,7 @@ SLOW = (  # they take long, and few changes can break them
     "server/test_front_hostile.py",
     "server/test_fuzz.py",
     "server/test_hub.py",
+    "server/test_page.py",
     "server/test_paths.py",
     "server/test_pauses.py",
     "server/test_processors.py",

@@ -82,7 +82,6 @@ class Watcher:
         return [event["text"] for event in self.shots[-1]["events"]]
 
 
-@pytest.mark.slow
 def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None:
     wait_for(served.is_idle, 60)
     undisturbed = ask(served, CHAT, LONG)[1]["choices"][0]["message"]["content"]
@@ -103,7 +102,6 @@ def test_a_killed_engine_is_seen_and_its_answer_goes_on(served: Gapless) -> None
     assert all(row["row"] == 0 for row in watcher.rows()), "one slot"
 
 
-@pytest.mark.slow
 def test_in_a_browser_an_answer_goes_on_after_its_engine_was_killed(served: Gapless) -> None:
     """The answer's row is seen to change five times, and the second of two requests reads why it waits."""
     wait_for(served.is_idle, 60)
