@@ -179,7 +179,8 @@ def measure(part: Part, rounds: int) -> list[Row]:
         clients = stack.enter_context(contextlib.closing(Clients(served, part.work.in_flight)))
         processes, server = fronts(served), served.processes()
         for number in range(rounds + 1):
-            for place, mode in enumerate(part.modes):
+            first = number % len(part.modes)  # each round begins with another one
+            for place, mode in enumerate([*part.modes[first:], *part.modes[:first]]):
                 work = part.work.shifted(7 * (len(part.modes) * number + place), part.vocabulary)
                 before_s = processor_s(processes), processor_s(server)
                 timings = clients.run(mode, work)
