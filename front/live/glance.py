@@ -10,7 +10,7 @@ from front.errors import ProblemError
 from front.live.snapshot import Snapshots
 from front.responses import event
 
-EVERY_S = 0.25
+EVERY_S = 0.5  # a look takes some milliseconds of the processors
 MOST_WATCHERS = 64  # of one front process
 
 
