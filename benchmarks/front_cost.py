@@ -276,8 +276,8 @@ def parts(directory: Path, arguments: Any) -> Iterator[Part]:
 
 
 def compared(rows: list[Row]) -> list[dict[str, Any]]:
-    """`/v1` with each other way, round by round; a watched server with one that nobody watches. Medians, and
-    the least and the most of a round.
+    """Compares `/v1` with each other way to ask, and a watched server with one that nobody watches. Ratios
+    are of the two in one round: their median, the least and the most.
     """
     found = []
     for part, mode in dict.fromkeys((row.part, row.mode) for row in rows if row.mode != "v1"):
