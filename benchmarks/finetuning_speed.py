@@ -77,7 +77,11 @@ def speed(trainer: Any, examples: list[Any], steps: int) -> tuple[float, float]:
 
 
 def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any], steps: int) -> Any:
-    """The settings with the fastest mini-batch of `steps` after the first; one trainer at a time lives."""
+    """The settings with the fastest mini-batch of `steps` after the first; without steps, the first settings.
+    One trainer at a time lives.
+    """
+    if not steps:
+        return settings[0]
     found = []
     for each in settings:
         trainer = make(**each)
@@ -87,7 +91,7 @@ def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any]
     return max(found, key=lambda pair: pair[0])[1]
 
 
-def measure(shape: str, dtype: str, data: str, rounds: int, steps: int) -> list[Row]:
+def measure(shape: str, dtype: str, data: str, rounds: int, steps: int, trial_steps: int) -> list[Row]:
     from benchmarks.common.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
 
     examples = random_examples(LENGTHS[data], LEARNED[data])
@@ -100,8 +104,8 @@ def measure(shape: str, dtype: str, data: str, rounds: int, steps: int) -> list[
 
     tried = PEFT_SETTINGS if dtype == "float32" else PEFT_SETTINGS + PEFT_BFLOAT16
     chosen = {
-        "peft": fastest(peft, tried, examples, steps),
-        "ours": fastest(ours, OUR_SETTINGS, examples, steps),
+        "peft": fastest(peft, tried, examples, trial_steps),
+        "ours": fastest(ours, OUR_SETTINGS, examples, trial_steps),
     }
     trainers = {"peft": peft(**chosen["peft"]), "ours": ours(**chosen["ours"])}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
@@ -129,7 +133,9 @@ def main() -> None:
 
     from benchmarks.results_file import table, write_result
 
-    parser = command_line(__doc__, quick="one round of one mini-batch of the least work")
+    parser = command_line(
+        __doc__, quick="one round of one mini-batch of the least work, no trials of settings"
+    )
     parser.add_argument("--shapes", default="S,M", help="which of S and M")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--data", default="text,answers", help="which of text and answers")
@@ -145,9 +151,8 @@ def main() -> None:
         for dtype in asked.dtypes.split(",")
         for data in asked.data.split(",")
     ]
-    rows = [
-        row for case in cases for row in measure(*case, asked.rounds, 1 if asked.quick else STEPS[case[0]])
-    ]
+    steps = {shape: (1, 0) if asked.quick else (STEPS[shape], STEPS[shape]) for shape in STEPS}
+    rows = [row for case in cases for row in measure(*case, asked.rounds, *steps[case[0]])]
     if asked.json:
         about = {"threads": asked.threads, "batch_size": BATCH_SIZE}
         write_result(asked.json, {**about, "rows": [asdict(row) for row in rows]})

@@ -191,7 +191,7 @@ def measure(part: Part, rounds: int) -> list[Row]:
                     f"{part.name}, {f'round {number}' if number else 'warm-up'}, {mode}: {said}", flush=True
                 )
                 rows += [row] if number else []
-    return rows
+    return sorted(rows, key=lambda row: part.modes.index(row.mode))
 
 
 def row_of(

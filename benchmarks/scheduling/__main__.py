@@ -49,7 +49,7 @@ SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served"
 BLOCK_TOKENS = 32  # the only size that layers in C++ take
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, so that requests always wait
-POOL, QUICK_POOL = 1000, 160  # prompts
+POOL, QUICK_POOL = 1000, 80  # prompts
 NO_TIME = [0.0] * len(FEATURES)  # until it is calibrated
 Run = Callable[[str, Work], Served]
 
