@@ -1,26 +1,20 @@
 """Measures what OpenAI's interface costs: the same streams by gRPC, by Triton's HTTP and by `/v1`, in turn in
-one run; and what a watcher of the page at `/` costs them.
+one run.
 
     python -m benchmarks.front_cost --rounds 5 --json benchmarks/results/front_cost.json
-    python -m benchmarks.front_cost --part watcher --rounds 5 --json benchmarks/results/watcher_cost.json
 
 `model`: shape S with random weights and the work W, 16 streams in a closed loop. `toy`: an engine that
 computes nothing and takes 40 ms a step, 1,024 streams that start at the same time, each with a prompt and an
-answer of 200 tokens. `watcher`: the bundled model and 16 streams by `/v1`, without and with one who reads
-what the page at `/` reads (a browser draws it on a machine of its own). Prompts are token ids, no round
-repeats one; greedy, EOS ignored. The client runs on the server's processors: by gRPC it is the project's own,
-which costs more for each piece than the one for HTTP, so `/v1` is compared with Triton's HTTP as well. Pieces
-are responses with text.
+answer of 200 tokens. Prompts are token ids, no round repeats one; greedy, EOS ignored. The client runs on the
+server's processors: by gRPC it is the project's own, which costs more for each piece than the one for HTTP,
+so `/v1` is compared with Triton's HTTP as well. Pieces are responses with text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
-import socket
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -42,13 +36,10 @@ from tests.support.server.serving import Gapless
 from tests.support.toy_engine import TOY
 
 MODES = ("grpc", "http", "v1")
-WATCHED = "v1, watched"
 TOY_STREAMS, TOY_STEP_MS, TOY_TOKENS = 1024, 40, 200
 QUICK_STREAMS, QUICK_TOKENS = 8, 20
 OPEN_FILES = 8192
 TOY_IDS = 900  # of prompts: from 100 on
-WATCHED_STREAMS, WATCHED_JOBS, WATCHED_PROMPT, WATCHED_ANSWER = 16, 96, 40, 240
-BUNDLED_IDS = 4000  # of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,6 @@ class Part:
     work: Work
     vocabulary: int
     settings: dict[str, Any]
-    modes: tuple[str, ...] = MODES
 
 
 class Clients:
@@ -79,7 +69,6 @@ class Clients:
 
     def __init__(self, served: Gapless, num_streams: int) -> None:
         self._url = f"127.0.0.1:{served.grpc_port}"
-        self._front_port = served.front_port
         self._http = EnsembleStreams(served.http_port, num_streams, lambda event: bool(event["text_output"]))
         self._v1 = HttpStreams(
             served.front_port,
@@ -94,9 +83,6 @@ class Clients:
         self._v1.close()
 
     def run(self, mode: str, work: Work) -> list[Timing]:
-        if mode == WATCHED:
-            with watched(self._front_port):
-                return self.run("v1", work)
         if mode == "grpc":
             return asyncio.run(self._by_grpc(work))
         body = {"stream": True, "temperature": 0.0}
@@ -136,33 +122,6 @@ class Clients:
         return timings
 
 
-@contextlib.contextmanager
-def watched(port: int) -> Iterator[None]:
-    """A thread reads what the page reads. Raises RuntimeError if the server refuses it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.connect()
-    sock = connection.sock
-    connection.request("GET", "/glance")
-    answer = connection.getresponse()
-    if answer.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"/glance: status {answer.status}")
-    sock.recv(1)
-
-    def read() -> None:
-        while sock.recv(1 << 16):
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield
-    finally:
-        sock.shutdown(socket.SHUT_RDWR)
-        reader.join()
-        answer.close()
-        connection.close()
-
-
 def fronts(served: Gapless) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid, words in served.command_lines().items() if "gapless-front" in words]
 
@@ -179,9 +138,9 @@ def measure(part: Part, rounds: int) -> list[Row]:
         clients = stack.enter_context(contextlib.closing(Clients(served, part.work.in_flight)))
         processes, server = fronts(served), served.processes()
         for number in range(rounds + 1):
-            first = number % len(part.modes)  # each round begins with another one
-            for place, mode in enumerate([*part.modes[first:], *part.modes[:first]]):
-                work = part.work.shifted(7 * (len(part.modes) * number + place), part.vocabulary)
+            first = number % len(MODES)  # each round begins with another one
+            for place, mode in enumerate([*MODES[first:], *MODES[:first]]):
+                work = part.work.shifted(7 * (len(MODES) * number + place), part.vocabulary)
                 before_s = processor_s(processes), processor_s(server)
                 timings = clients.run(mode, work)
                 spent_s = processor_s(processes) - before_s[0], processor_s(server) - before_s[1]
@@ -191,7 +150,7 @@ def measure(part: Part, rounds: int) -> list[Row]:
                     f"{part.name}, {f'round {number}' if number else 'warm-up'}, {mode}: {said}", flush=True
                 )
                 rows += [row] if number else []
-    return sorted(rows, key=lambda row: part.modes.index(row.mode))
+    return sorted(rows, key=lambda row: MODES.index(row.mode))
 
 
 def row_of(
@@ -255,19 +214,8 @@ def toy_part(streams: int, num_tokens: int, processes: int) -> Part:
     return Part("toy", Work(jobs, streams), TOY_IDS, settings)
 
 
-def watcher_part(dtype: str, quick: bool) -> Part:
-    generator = np.random.default_rng(0)
-    num_jobs, num_tokens = (QUICK_STREAMS, QUICK_TOKENS) if quick else (WATCHED_JOBS, WATCHED_ANSWER)
-    prompts = generator.integers(0, BUNDLED_IDS, (num_jobs, WATCHED_PROMPT)).tolist()
-    jobs = [Job(prompt, num_tokens) for prompt in prompts]
-    settings = {"model.directory": "bundled", "model.dtype": dtype}
-    return Part("watcher", Work(jobs, WATCHED_STREAMS), BUNDLED_IDS, settings, ("v1", WATCHED))
-
-
 def parts(directory: Path, arguments: Any) -> Iterator[Part]:
     quick = arguments.quick
-    if arguments.part == "watcher":
-        yield watcher_part(arguments.dtype, quick)
     if arguments.part in ("model", None):
         yield model_part(directory, arguments.dtype, quick)
     if arguments.part in ("toy", None):
@@ -276,21 +224,19 @@ def parts(directory: Path, arguments: Any) -> Iterator[Part]:
 
 
 def compared(rows: list[Row]) -> list[dict[str, Any]]:
-    """Compares `/v1` with each other way to ask, and a watched server with one that nobody watches. Ratios
-    are of the two in one round: their median, the least and the most.
+    """Compares `/v1` with each other way to ask. Ratios are of the two in one round: their median, the least
+    and the most.
     """
     found = []
     for part, mode in dict.fromkeys((row.part, row.mode) for row in rows if row.mode != "v1"):
         v1 = [row for row in rows if (row.part, row.mode) == (part, "v1")]
         others = [row for row in rows if (row.part, row.mode) == (part, mode)]
-        ours, theirs = (others, v1) if mode == WATCHED else (v1, others)
-        pairs = list(zip(ours, theirs, strict=True))
+        pairs = list(zip(v1, others, strict=True))
         speeds = [our.tok_s / their.tok_s for our, their in pairs]
         found.append(
             {
                 "part": part,
-                "mode": ours[0].mode,
-                "compared with": theirs[0].mode,
+                "compared with": mode,
                 "tok_s": rounded_median(speeds, 3),
                 "least": round(min(speeds), 3),
                 "most": round(max(speeds), 3),
@@ -311,7 +257,7 @@ def rounded_median(numbers: list[float], digits: int) -> float:
 
 def main() -> None:
     parser = command_line(__doc__, quick="a few short streams, one round: does it run at all?")
-    parser.add_argument("--part", choices=("model", "toy", "watcher"), help="default: model and toy")
+    parser.add_argument("--part", choices=("model", "toy"), help="default: both")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--processes", type=int, default=1, help="of the front, with the toy engine")
