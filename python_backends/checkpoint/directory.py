@@ -89,6 +89,9 @@ class DirectorySource:
     def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[torch.Tensor]:
         return in_pieces(self.read(name, dtype=dtype))
 
+    def groups(self, _name: str) -> None:
+        return None
+
     @cached_property
     def _stored(self) -> Mapping[str, Stored]:
         return weight_files.tensors_of(self.path)

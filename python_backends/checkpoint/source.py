@@ -31,6 +31,15 @@ class Stored:
     num_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A matrix of 4 bits: of neighbours in a row w = s·q + m."""
+
+    codes: torch.Tensor  # q [out, in], uint8
+    scales: torch.Tensor  # s [out, groups], float32
+    minima: torch.Tensor  # m likewise
+
+
 class Source(Protocol):
     """Each property reads its files when it is first asked for, and raises CheckpointError."""
 
@@ -77,6 +86,12 @@ class Source(Protocol):
     def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[torch.Tensor]:
         """Those of an embedding or a head as `read` gives them, some at a time, so that not all of them need
         memory at once. The caller may give a piece's memory back.
+        """
+        ...
+
+    def groups(self, name: str, /) -> Groups | None:
+        """A matrix whose groups of 32 neighbours are stored in 4 bits, with the numbers that `read` gives in
+        float32; None: it is not stored so.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import mmap
@@ -579,6 +580,34 @@ def test_spans_have_what_their_adapters_add(made_here: Made, options: dict[str, 
     rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
     sampled = made_here.computed(model)(ALL, sampled_alone=True)
     made_here.check(sampled, model.logits(torch.stack(rows)))
+
+
+@wanted
+@pytest.mark.parametrize("kind", library.kinds_here())
+def test_weights_of_4_bits_give_in_float32_what_their_numbers_give_to_the_last_bit(kind: Kind) -> None:
+    torch.manual_seed(12)
+    made = Made(library.compiled(kind), torch.float32)
+    model = made.model("odd", {"int4": True, "bias": True}, {"int4": True, "gated": False, "parallel": True})
+    of_numbers = copy.copy(model)
+    of_numbers.layers = [with_numbers(layer) for layer in model.layers]
+    for spans in (ALL, *([span] for span in ALL)):
+        assert torch.equal(made.computed(model)(spans), made.computed(of_numbers)(spans))
+
+
+def with_numbers(layer: Layer) -> Layer:
+    attention, fed = layer.attention, layer.feed_forward
+    assert isinstance(fed, FeedForward)
+
+    def plain(by: Linear) -> Linear:
+        assert by.scale is not None
+        assert by.minimum is not None
+        return Linear(numbers(by.weight, by.scale, by.minimum), by.bias)
+
+    return replace(
+        layer,
+        attention=replace(attention, qkv=plain(attention.qkv), output=plain(attention.output)),
+        feed_forward=replace(fed, up=plain(fed.up), down=plain(fed.down)),
+    )
 
 
 def random_factors(layer: Layer, rank: int) -> dict[str, Factors]:

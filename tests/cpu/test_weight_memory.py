@@ -37,20 +37,27 @@ def test_bytes_lie_where_the_numbers_that_they_become_would(dtype: torch.dtype) 
     assert torch.equal(found, packed(weight.to(dtype), WeightMemory()).to(torch.int8))
 
 
-def test_numbers_of_four_bits_have_their_places_in_words_before_scales_and_minima() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kept", "num_bytes"),
+    [(torch.bfloat16, torch.half, 640), (torch.float32, torch.float32, 768)],
+    ids=str,
+)
+def test_numbers_of_four_bits_have_their_places_in_words_before_scales_and_minima(
+    dtype: torch.dtype, kept: torch.dtype, num_bytes: int
+) -> None:
     codes = torch.randint(0, 16, (33, 64), dtype=torch.uint8)
     scale, minimum = torch.randn(33, 2).half(), torch.randn(33, 2).half()
-    found = packed_groups(Linear(codes, None, scale, minimum), WeightMemory())
-    assert found.shape == (2, 2, 640)
+    found = packed_groups(Linear(codes, None, scale, minimum), WeightMemory(), dtype)
+    assert found.shape == (2, 2, num_bytes)
     words = found[..., :512].contiguous().view(torch.int32).reshape(2, 2, 4, 2, 16)
-    halves = found[..., 512:].contiguous().view(torch.half).reshape(2, 2, 2, 2, 16)
+    of_groups = found[..., 512:].contiguous().view(kept).reshape(2, 2, 2, 2, 16)
     for row, column in ((0, 0), (5, 63), (31, 33), (32, 40), (17, 7)):
         panel, group, tile, output = row // 32, column // 32, row % 32 // 16, row % 16
         word = int(words[panel, group, column % 32 // 8, tile, output])
         bit = 4 * (column % 8 // 2) + 16 * (column % 2)
         assert word >> bit & 15 == codes[row, column]
-        assert halves[panel, group, 0, tile, output] == scale[row, group]
-        assert halves[panel, group, 1, tile, output] == minimum[row, group]
+        assert of_groups[panel, group, 0, tile, output] == scale[row, group]
+        assert of_groups[panel, group, 1, tile, output] == minimum[row, group]
 
 
 def test_packed_weights_lie_one_behind_the_other() -> None:

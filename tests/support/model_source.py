@@ -45,6 +45,9 @@ class ModelSource:
     def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
         yield self.read(name, dtype=dtype).clone()
 
+    def groups(self, _name: str) -> None:
+        return None
+
     def digest(self) -> str:
         return ""
 

@@ -17,10 +17,11 @@ from python_backends.checkpoint.gguf import tensors
 from python_backends.checkpoint.gguf.architectures import Architecture
 from python_backends.checkpoint.gguf.configuration import architecture_of, config_of
 from python_backends.checkpoint.gguf.ends import end_ids
+from python_backends.checkpoint.gguf.groups import groups_of
 from python_backends.checkpoint.gguf.header import Header, read_header
 from python_backends.checkpoint.gguf.metadata import Metadata
 from python_backends.checkpoint.gguf.tokenizer import begins_with_bos, named_tokens, tokenizer_of
-from python_backends.checkpoint.source import CheckpointError, Stored
+from python_backends.checkpoint.source import CheckpointError, Groups, Stored
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,15 @@ class GgufSource:
         with self._reading(own):
             for some in tensors.rows_of(self._stored(own), own):
                 yield some.to(dtype or some.dtype)
+
+    def groups(self, name: str) -> Groups | None:
+        changed = tensors.as_transformers_has_it(self._architecture, self._num_heads)
+        own = self._names[name]
+        with self._reading(own):
+            found = groups_of(self._stored(own))
+        if found is None or tensors.is_turned(self._architecture, own, found.codes.shape):
+            return None
+        return Groups(*(changed(own, each) for each in (found.codes, found.scales, found.minima)))
 
     def digest(self) -> str:
         try:

@@ -1,9 +1,14 @@
-// Products with weights of 4 bits by group: w = s·q + m for 32 inputs of an output, q from 0 to 15, so that
+// Products with weights of 4 bits by group: w = s·q + m for 32 inputs of an output, q from 0 to 15.
 //
-//     Σ x·w = s·Σ x·q + m·Σ x
+// In a model of float32 s and m are such, and each w is one: made in a register where few rows are multiplied by it, else in a memory that
+// stays in a cache until all of them are (multiplier.h). So sums are those of the same weights in float32, to the last bit.
 //
-// In a model of float32 the q become float32 in registers. In one of bfloat16 the x are rounded to t·p for the 32 inputs of a group, p from
-// −127 to 127, and integers are multiplied: their sums are exact. Σ x of each group is computed once a product, as are t and p.
+// In one of bfloat16 s and m are float16. The x are rounded to t·p for the 32 inputs of a group, p from −127 to 127, and integers are
+// multiplied, whose sums are exact:
+//
+//     Σ x·w = s·t·Σ p·q + m·t·Σ p
+//
+// t and t·Σ p of each group are computed once a product.
 
 #pragma once
 
@@ -22,31 +27,51 @@ constexpr int WORD = 8;          // inputs of one output that lie together
 constexpr float LEAST = 1e-30f;  // a group of x without a greater number is taken as 0
 
 // Of a panel: input 8·w + 2·i + o of the group lies in word w, from bit 4·i + 16·o on.
+template <typename Value>
 struct Group {
+    using Number = std::conditional_t<std::is_same_v<Value, float>, float, uint16_t>;
     uint32_t codes[GROUP / WORD][2][TILE];
-    uint16_t scales[2][TILE], minima[2][TILE];  // float16
+    Number scales[2][TILE], minima[2][TILE];
 };
-static_assert(sizeof(Group) == 640);
+static_assert(sizeof(Group<float>) == 768 && sizeof(Group<Bfloat16>) == 640);
 
-template <typename Value>
-using Multiplied = std::conditional_t<std::is_same_v<Value, float>, float, int8_t>;
+// Of the inputs 8·w to 8·w + 7 of 16 outputs, the weights of input `i` of them.
+inline Vector weights_of(Line words, int i, Vector scales, Vector minima) {
+    return fused(fours(words, i / 2 + i % 2 * 4), scales, minima);
+}
 
-// Rows as they are multiplied with such weights.
-template <typename Value>
-struct GroupedRows {
-    const Multiplied<Value>* x;  // [rows, depth]
-    const float* scales;         // t [rows, depth / 32], of bfloat16
-    const float* totals;         // Σ x [rows, depth / 32]
-};
+inline Line words_of(const Group<float>& group, int word, int tile) {
+    return load_line(reinterpret_cast<const char*>(group.codes[word][tile]));
+}
 
-// A row [depth] of those.
-inline void put_grouped(const float* x, int depth, int8_t*, float*, float* totals) {
-    for (int i = 0; i < depth; i += GROUP) {
-        totals[i / GROUP] = total(load(x + i) + load(x + i + TILE));
+// to [inputs / 16, 2, 16, 16] = the weights of a panel. Fetches those that follow.
+inline void unpack(const Group<float>* groups, int inputs, float* to) {
+    const int count = inputs / GROUP;
+    for (int index = 0; index < count; ++index) {
+        const auto& group = groups[index];
+        fetch(&group + count, sizeof(group) / 64);
+        for (int tile = 0; tile < 2; ++tile) {
+            const auto scales = load(group.scales[tile]), minima = load(group.minima[tile]);
+            for (int word = 0; word < GROUP / WORD; ++word) {
+                const auto words = words_of(group, word, tile);
+                float* from = to + ((index * 2 + word / 2) * 2 + tile) * TILE * TILE + word % 2 * WORD * TILE;
+#pragma GCC unroll 8
+                for (int i = 0; i < WORD; ++i) {
+                    store(from + i * TILE, weights_of(words, i, scales, minima));
+                }
+            }
+        }
     }
 }
 
-// Where a group has what is no number, t is none.
+// Rows of bfloat16 as they are multiplied with such weights.
+struct GroupedRows {
+    const int8_t* x;      // p [rows, depth]
+    const float* scales;  // t [rows, depth / 32]
+    const float* totals;  // t·Σ p [rows, depth / 32]
+};
+
+// A row [depth] of those. Where a group has what is no number, t is none.
 inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* scales, float* totals) {
     for (int i = 0; i < depth; i += GROUP) {
         const auto low = load(x + i, TILE), high = load(x + i + TILE, TILE);
@@ -63,10 +88,9 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
 class FourMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched.
-    template <typename Value>
-    static void multiply(GroupedRows<Value> rows, int count, int depth, const Group* panel, float* sums) {
+    static void multiply(GroupedRows rows, int count, int depth, const Group<Bfloat16>* panel, float* sums) {
         for (int row = 0; row < count; row += TOGETHER) {
-            add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(Group) / 64 : 0);
+            add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(*panel) / 64 : 0);
             rows.x += size_t(TOGETHER) * depth;
             rows.scales += TOGETHER * (depth / GROUP);
             rows.totals += TOGETHER * (depth / GROUP);
@@ -83,8 +107,8 @@ private:
 #endif
     static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
 
-    template <int ROWS, typename Value>
-    static void add(int rows, const GroupedRows<Value>& of, int depth, const Group* panel, float* sums, int lines) {
+    template <int ROWS>
+    static void add(int rows, const GroupedRows& of, int depth, const Group<Bfloat16>* panel, float* sums, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, of, depth, panel, sums, lines);
@@ -99,18 +123,18 @@ private:
     }
 
     // From the tile `begin` on.
-    template <int ROWS, int TILES, typename Value>
-    [[gnu::noinline]] static void add_tiles(GroupedRows<Value> rows, int depth, const Group* panel, int begin, float* sums, int lines) {
+    template <int ROWS, int TILES>
+    [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Group<Bfloat16>* panel, int begin, float* sums, int lines) {
         const int groups = depth / GROUP;
         for (int index = 0; index < groups; ++index, rows.x += GROUP) {
             const auto& group = panel[index];
             fetch(&group + AHEAD, lines);
-            decltype(no_sum(rows.x)) of[TILES][ROWS];
+            Line of[TILES][ROWS];
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 2
                 for (int tile = 0; tile < TILES; ++tile) {
-                    of[tile][row] = no_sum(rows.x);
+                    of[tile][row] = no_bytes();
                 }
             }
             for (int word = 0; word < GROUP / WORD; ++word) {
@@ -123,45 +147,8 @@ private:
                 for (int row = 0; row < ROWS; ++row) {
                     float* to = sums + row * PANEL + (begin + tile) * TILE;
                     const auto before = index ? load(to) : spread(0.f);
-                    const auto sum = scaled_sum(of[tile][row], rows.scales + row * groups + index);
+                    const auto sum = byte_sums(of[tile][row]) * spread(rows.scales[row * groups + index]);
                     store(to, fused(sum, scale, fused(minimum, spread(rows.totals[row * groups + index]), before)));
-                }
-            }
-        }
-    }
-
-    static Vector no_sum(const float*) {
-        return spread(0.f);
-    }
-
-    static Line no_sum(const int8_t*) {
-        return no_bytes();
-    }
-
-    static Vector scaled_sum(Vector sum, const float*) {
-        return sum;
-    }
-
-    static Vector scaled_sum(Line sum, const float* scale) {
-        return byte_sums(sum) * spread(*scale);
-    }
-
-    template <int ROWS, int TILES>
-    [[gnu::always_inline]] static void add_words(const float* x, int stride, const uint32_t (&codes)[2][TILE], int begin,
-                                                 Vector (&of)[TILES][ROWS]) {
-        Line words[TILES];
-#pragma GCC unroll 2
-        for (int tile = 0; tile < TILES; ++tile) {
-            words[tile] = load_line(reinterpret_cast<const char*>(codes[begin + tile]));
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < WORD; ++i) {
-#pragma GCC unroll 2
-            for (int tile = 0; tile < TILES; ++tile) {
-                const auto weights = fours(words[tile], i / 2 + i % 2 * 4);
-#pragma GCC unroll 16
-                for (int row = 0; row < ROWS; ++row) {
-                    of[tile][row] = fused(spread(x[size_t(row) * stride + i]), weights, of[tile][row]);
                 }
             }
         }

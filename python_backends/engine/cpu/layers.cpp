@@ -87,7 +87,7 @@ public:
         m_runs = runs(step, rows);
         m_most_ranks = most_ranks(m_runs, m_model.num_layers);
         m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
-        const size_t grouped = size_t(rows) * m_most_grouped;
+        const size_t grouped = std::is_same_v<Value, float> ? 0 : size_t(rows) * m_most_grouped;
         m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(grouped / GROUP), m_memory.totals.of(grouped / GROUP)};
         auto& phases = m_phases.emplace();
         add_embedding(phases, step.tokens, batch, x);

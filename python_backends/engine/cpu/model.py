@@ -209,7 +209,7 @@ class PackedModel:
         if linear.minimum is None:
             panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
         else:
-            panels, of_outputs = packed_groups(linear, self._memory, gated), None
+            panels, of_outputs = packed_groups(linear, self._memory, self._dtype, gated), None
         scales, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
         return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
 

@@ -3,7 +3,8 @@
 // it.
 //
 // Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where bfloat16 is multiplied by many
-// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16.
+// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. So do weights of 4 bits in a model of
+// float32 (fours.h).
 
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fours.h"
 #include "panels.h"
 #include "vectors.h"
 #ifdef __AMX_BF16__
@@ -68,8 +70,9 @@ inline Vector add_product(Vector sum, const Bfloat16* inputs, Pairs weights) {
 }
 
 #ifdef __AVX512BF16__
-// to [count] = the bytes. Fetches those that follow.
-inline void unpack(const int8_t* bytes, int count, Bfloat16* to) {
+// to [inputs, 32] = the bytes. Fetches those that follow.
+inline void unpack(const int8_t* bytes, int inputs, Bfloat16* to) {
+    const int count = inputs * PANEL;
     for (int i = 0; i < count; i += 64) {
         fetch(bytes + count + i, 1);
         store_line(reinterpret_cast<char*>(to + i), load_pairs(bytes + i));
@@ -77,6 +80,15 @@ inline void unpack(const int8_t* bytes, int count, Bfloat16* to) {
     }
 }
 #endif
+
+// Where the inputs of a panel begin, from `input` on.
+inline const int8_t* from_input(const int8_t* panel, int input) {
+    return panel + size_t(input) * PANEL;
+}
+
+inline const Group<float>* from_input(const Group<float>* panel, int input) {
+    return panel + input / GROUP;
+}
 
 // Multiplies by vectors: several rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
 // Each time it fetches a share of the next piece, so that reading and multiplying go on together.
@@ -106,14 +118,26 @@ public:
         multiply(x, rows, depth, depth, panel, sums, true);
     }
 
+    // The same with groups of 4 bits.
+    void multiply(const float* x, int rows, int depth, const Group<float>* panel, float* sums) {
+        if (rows > FEW) {
+            multiply_unpacked(x, rows, depth, panel, sums);
+        } else {
+            add_few<FEW>(rows, x, depth, panel, sums);
+        }
+    }
+
 private:
     // Rows whose sums stay in registers, for one tile or for both of them: AVX512 has 32 registers, AVX2 has 16 of half the size, four of
     // which weights need that become float32.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 8;
+    static constexpr int FEW = 8;  // rows for which weights of 4 bits are made in registers
 #else
     static constexpr int TOGETHER = sizeof(Value) == 4 ? 6 : 4, WITH_BOTH_TILES = 2;
+    static constexpr int FEW = 4;
 #endif
+    static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
     // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
     static constexpr bool TWICE = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
     static constexpr int PIECE = 8 * DEEP<Value>;
@@ -148,18 +172,76 @@ private:
         }
     }
 
-#ifdef __AVX512BF16__
-    void multiply_unpacked(const Value* x, int rows, int depth, const int8_t* panel, float* sums) {
+    // With weights that `unpack` makes numbers of `Value`.
+    template <typename Of>
+    void multiply_unpacked(const Value* x, int rows, int depth, const Of* panel, float* sums) {
         for (int i = 0; i < depth; i += PIECE) {
             const Piece<Value> piece{m_unpacked, std::min(PIECE, depth - i), i == 0};
-            unpack(panel + size_t(i) * PANEL, piece.inputs * PANEL, m_unpacked);
+            unpack(from_input(panel, i), piece.inputs, m_unpacked);
             for (int row = 0; row < rows; row += TOGETHER) {
                 const auto* from = x + size_t(row) * depth + i;
                 add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, nullptr, 0);
             }
         }
     }
-#endif
+
+    // sums [rows, 32] = x [rows, depth] · panel.
+    template <int ROWS>
+    static void add_few(int rows, const float* x, int depth, const Group<float>* panel, float* sums) {
+        if constexpr (ROWS > 1) {
+            if (rows < ROWS) {
+                return add_few<ROWS - 1>(rows, x, depth, panel, sums);
+            }
+        }
+        if constexpr (ROWS <= WITH_BOTH_TILES) {
+            add_groups<ROWS, 2>(x, depth, panel, 0, sums);
+        } else {
+            add_groups<ROWS, 1>(x, depth, panel, 0, sums);
+            add_groups<ROWS, 1>(x, depth, panel, 1, sums);
+        }
+    }
+
+    // From the tile `begin` on.
+    template <int ROWS, int TILES>
+    [[gnu::noinline]] static void add_groups(const float* x, int depth, const Group<float>* panel, int begin, float* sums) {
+        Vector of[TILES][ROWS];
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; ++tile) {
+                of[tile][row] = spread(0.f);
+            }
+        }
+        for (int index = 0; index < depth / GROUP; ++index, x += GROUP) {
+            const auto& group = panel[index];
+            fetch(&group + AHEAD, begin ? 0 : sizeof(group) / 64);
+            for (int word = 0; word < GROUP / WORD; ++word) {
+                Line words[TILES];
+#pragma GCC unroll 2
+                for (int tile = 0; tile < TILES; ++tile) {
+                    words[tile] = words_of(group, word, begin + tile);
+                }
+#pragma GCC unroll 8
+                for (int i = 0; i < WORD; ++i) {
+#pragma GCC unroll 2
+                    for (int tile = 0; tile < TILES; ++tile) {
+                        const auto weights = weights_of(words[tile], i, load(group.scales[begin + tile]), load(group.minima[begin + tile]));
+#pragma GCC unroll 8
+                        for (int row = 0; row < ROWS; ++row) {
+                            of[tile][row] = fused(spread(x[size_t(row) * depth + word * WORD + i]), weights, of[tile][row]);
+                        }
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; ++tile) {
+                store(sums + row * PANEL + (begin + tile) * TILE, of[tile][row]);
+            }
+        }
+    }
 
     template <int ROWS, typename Of>
     static void add(int rows, const Value* x, int stride, const Piece<Of>& piece, float* sums, const char* ahead, int lines) {
@@ -217,9 +299,7 @@ private:
         }
     }
 
-#ifdef __AVX512BF16__
     alignas(64) Value m_unpacked[PIECE * PANEL];
-#endif
     alignas(64) float m_pair[2 * PANEL];
 };
 
@@ -244,11 +324,16 @@ public:
 #ifdef __AMX_BF16__
         thread_local Kept<Bfloat16> kept;
         auto* unpacked = kept.of(size_t(depth) * PANEL);
-        unpack(panel, depth * PANEL, unpacked);
+        unpack(panel, depth, unpacked);
         m_halves.multiply(x, rows, depth, unpacked, sums, false);
 #else
         m_halves.multiply(x, rows, depth, panel, sums);
 #endif
+    }
+
+    // The same with a panel of 4 bits.
+    void multiply(const float* x, int rows, int depth, const Group<float>* panel, float* sums) {
+        m_floats.multiply(x, rows, depth, panel, sums);
     }
 
 private:

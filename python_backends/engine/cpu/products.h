@@ -17,37 +17,33 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
-// Memory for the rows of one product with weights of 4 bits.
+// Memory for the rows of bfloat16 of one product with weights of 4 bits.
 struct GroupedMemory {
-    int8_t* rounded = nullptr;                   // [rows, depth], of bfloat16
+    int8_t* rounded = nullptr;                   // [rows, depth]
     float *scales = nullptr, *totals = nullptr;  // [rows, depth / 32]
 };
 
 // x [rows, depth] as such weights take it.
-template <typename Value>
-GroupedRows<Value> add_grouping(Phases& phases, const Value* x, int rows, int depth, const GroupedMemory& memory) {
+inline GroupedRows add_grouping(Phases& phases, const Bfloat16* x, int rows, int depth, const GroupedMemory& memory) {
     phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
         for (int row = first; row < last; ++row) {
             const size_t at = size_t(row) * depth;
             put_grouped(x + at, depth, memory.rounded + at, memory.scales + at / GROUP, memory.totals + at / GROUP);
         }
     });
-    if constexpr (std::is_same_v<Value, float>) {
-        return {x, memory.scales, memory.totals};
-    } else {
-        return {memory.rounded, memory.scales, memory.totals};
-    }
+    return {memory.rounded, memory.scales, memory.totals};
 }
 
-inline size_t panel_bytes(const GaplessWeight& weight, size_t value_bytes) {
+template <typename Value>
+size_t panel_bytes(const GaplessWeight& weight) {
     const size_t depth = weight.depth;
     switch (weight.format) {
         case GAPLESS_INT4:
-            return depth / GROUP * sizeof(Group);
+            return depth / GROUP * sizeof(Group<Value>);
         case GAPLESS_INT8:
             return depth * PANEL;
         default:
-            return depth * PANEL * value_bytes;
+            return depth * PANEL * sizeof(Value);
     }
 }
 
@@ -56,22 +52,29 @@ template <typename Value, typename Finish>
 void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& weight, const GroupedMemory& memory,
                  const Changes<Value>& changes, const Finish& finish) {
     const int panels = (weight.outputs + PANEL - 1) / PANEL, depth = weight.depth, format = weight.format;
-    const size_t size = panel_bytes(weight, sizeof(Value));
+    const size_t size = panel_bytes<Value>(weight);
     const auto* from = static_cast<const char*>(weight.panels);
     const auto *scales = weight.scales, *biases = weight.bias;
     if (!changes.empty()) {
         changes.add_to(phases, x, depth);
     }
-    GroupedRows<Value> grouped{};
-    if (format == GAPLESS_INT4) {
-        grouped = add_grouping(phases, x, rows, depth, memory);
+    GroupedRows grouped{};
+    if constexpr (std::is_same_v<Value, Bfloat16>) {
+        if (format == GAPLESS_INT4) {
+            grouped = add_grouping(phases, x, rows, depth, memory);
+        }
     }
     phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {
         thread_local Kept<float> kept, kept_change;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
             if (format == GAPLESS_INT4) {
-                FourMultiplier::multiply(grouped, rows, depth, reinterpret_cast<const Group*>(from + panel * size), sums);
+                const auto* groups = reinterpret_cast<const Group<Value>*>(from + panel * size);
+                if constexpr (std::is_same_v<Value, Bfloat16>) {
+                    FourMultiplier::multiply(grouped, rows, depth, groups, sums);
+                } else {
+                    multiplier.multiply(x, rows, depth, groups, sums);
+                }
             } else if (format == GAPLESS_INT8) {
                 multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
             } else {

@@ -37,8 +37,8 @@ class Linear:
 
     weight: Tensor  # [out, in]; int8 where there are scales, 0 to 15 of uint8 where there are minima
     bias: Tensor | None  # [out]
-    scale: Tensor | None = None  # [out] in the model's dtype; [out, groups] float16 where there are minima
-    minimum: Tensor | None = None  # [out, groups] float16
+    scale: Tensor | None = None  # [out] in the model's dtype; where there are minima, as they are
+    minimum: Tensor | None = None  # [out, groups], float16 or float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ SettingsError that names what is wrong. Called by the engines at their start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -59,8 +59,22 @@ class Weights:
         """
         return self._read(name, self.dtype)
 
-    def product(self, name: str) -> Linear:
-        """One of a layer's products, likewise, however the family stores it; its bias is not read."""
+    def products(self, names: Sequence[str]) -> list[Linear]:
+        """Those of a layer that have the same input, likewise, however the family stores them; their biases
+        are not read. All of them are in 4 bits, or none.
+        """
+        if self._rounding.keeps_groups and all(found := [self._in_groups(name) for name in names]):
+            return [each for each in found if each is not None]
+        return [self._product(name) for name in names]
+
+    def _in_groups(self, name: str) -> Linear | None:
+        if len(self._names[name]) > 1 or self._inputs_first:
+            return None
+        with self._reading():
+            groups = self._source.groups(self._names[name][0])
+        return None if groups is None else Linear(groups.codes, None, groups.scales, groups.minima)
+
+    def _product(self, name: str) -> Linear:
         weight = self._read(name, None if self._rounding.of_stored else self.dtype)
         return self._rounding.product(Linear(weight.T.contiguous() if self._inputs_first else weight, None))
 

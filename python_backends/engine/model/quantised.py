@@ -9,7 +9,7 @@ experts, which decides between these, stays as it is. Called where weights are r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ LARGEST = 127
 class Rounding:
     product: Callable[[Linear], Linear]
     of_stored: bool = False  # products are rounded from the type in which they are stored
+    keeps_groups: bool = False  # products that are stored in 4 bits stay so
     head: bool = False  # to int8, and with it an embedding that is the head's weight
 
 
@@ -40,7 +41,7 @@ def rounding(weights: str, dtype: torch.dtype, for_layers: bool) -> Rounding:
     if weights == "int4":
         wide = None if for_layers else dtype
         return Rounding(lambda linear: grouped(linear, wide), of_stored=True, head=for_layers)
-    return AS_IT_IS
+    return replace(AS_IT_IS, keeps_groups=for_layers and dtype == torch.float32)
 
 
 def grouped(linear: Linear, wide: torch.dtype | None = None) -> Linear:

@@ -52,5 +52,8 @@ class RandomSource:
     def rows(self, name: str, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
         return in_pieces(self.read(name, dtype=dtype))
 
+    def groups(self, _name: str) -> None:
+        return None
+
     def digest(self) -> str:
         return ""

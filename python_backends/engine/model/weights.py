@@ -206,7 +206,7 @@ def _head_norm(facts: ModelFacts, weights: Weights, name: str) -> Norm | None:
 
 def _fused(weights: Weights, names: Sequence[str], bias: bool) -> Linear:
     """Products of the same input as one."""
-    parts = [weights.product(f"{name}.weight") for name in names]
+    parts = weights.products([f"{name}.weight" for name in names])
     biases = [weights.tensor(f"{name}.bias") for name in names] if bias else []
     return Linear(
         torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight,
