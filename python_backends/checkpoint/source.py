@@ -33,11 +33,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A matrix of 4 bits: of neighbours in a row w = s·q + m."""
+    """A matrix of few bits: of neighbours in a row w = s·q + m, which in float32 is what `read` gives, to the
+    last bit.
+    """
 
-    codes: torch.Tensor  # q [out, in], uint8
+    codes: torch.Tensor  # q [out, in]: from 0 to 15 of uint8, or int8 where there are no minima
     scales: torch.Tensor  # s [out, groups], float32
-    minima: torch.Tensor  # m likewise
+    minima: torch.Tensor | None  # m likewise; None: 0
 
 
 class Source(Protocol):
@@ -90,8 +92,8 @@ class Source(Protocol):
         ...
 
     def groups(self, name: str, /) -> Groups | None:
-        """A matrix whose groups of 32 neighbours are stored in 4 bits, with the numbers that `read` gives in
-        float32; None: it is not stored so.
+        """A matrix that is stored in few bits: in 4 by groups of 32, or in 5 to 8, given by groups of 16.
+        None: it is not stored so.
         """
         ...
 

@@ -97,7 +97,7 @@ def of_type(linear: Linear, dtype: torch.dtype) -> Linear:
     bias = None if linear.bias is None else linear.bias.to(dtype)
     if linear.scale is None:
         return Linear(linear.weight.to(dtype), bias)
-    scale = linear.scale.to(dtype) if linear.minimum is None else linear.scale
+    scale = linear.scale.to(dtype) if linear.scale.dim() == 1 else linear.scale
     return Linear(linear.weight, bias, scale, linear.minimum)
 
 
@@ -232,9 +232,9 @@ class Random:
 
     def described(self, rounds_head: bool = False) -> Model:
         """In its type."""
-        own, embedding = of_type(self.head, self.dtype), self.embedding.to(self.dtype, copy=True)
-        is_tied = self.head.weight is self.embedding
-        head = Linear(embedding if is_tied else own.weight.clone(), own.bias)  # packing uses it up
+        own, is_tied = of_type(self.head, self.dtype), self.head.weight is self.embedding
+        embedding = own.weight.clone() if is_tied else self.embedding.to(self.dtype, copy=True)
+        head = replace(own, weight=embedding if is_tied else own.weight.clone())  # packing uses it up
         head = quantise(head) if rounds_head else head
         return Model(
             self.heads,
@@ -471,7 +471,7 @@ def test_they_compute_what_torch_computes(made_here: Made, name: str, options: d
 def test_embedding_and_head_are_scaled_capped_and_may_be_one(
     made_here: Made, monkeypatch: pytest.MonkeyPatch, tied: bool, rounds_head: bool, vocabulary: int
 ) -> None:
-    monkeypatch.setattr("python_backends.engine.cpu.model.HEAD_ROWS", 96)
+    monkeypatch.setattr("python_backends.engine.cpu.model.ROWS_AT_ONCE", 96)
     torch.manual_seed(6)
     model = made_here.model("grouped", {}, vocabulary=vocabulary)
     model.embedding_scale, model.logit_scale, model.logit_softcap = 1.5, 0.5, 2.0
@@ -582,31 +582,53 @@ def test_spans_have_what_their_adapters_add(made_here: Made, options: dict[str, 
     made_here.check(sampled, model.logits(torch.stack(rows)))
 
 
+def in_bytes(linear: Linear) -> Linear:
+    """Other numbers, in groups of 16."""
+    codes = torch.randint(-128, 128, linear.weight.shape, dtype=torch.int8)
+    scales = torch.randn(len(codes), codes.shape[1] // 16) / 1000
+    return Linear(codes, linear.bias, scales)
+
+
 @wanted
+@pytest.mark.parametrize("by_group", [grouped, in_bytes], ids=["4 bits", "8 bits"])
 @pytest.mark.parametrize("kind", library.kinds_here())
-def test_weights_of_4_bits_give_in_float32_what_their_numbers_give_to_the_last_bit(kind: Kind) -> None:
+def test_weights_by_group_give_in_float32_what_their_numbers_give_to_the_last_bit(
+    kind: Kind, by_group: Callable[[Linear], Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the head has bytes and is the embedding."""
+    monkeypatch.setattr("python_backends.engine.cpu.weight_memory.ROWS_AT_ONCE", 96)
     torch.manual_seed(12)
     made = Made(library.compiled(kind), torch.float32)
-    model = made.model("odd", {"int4": True, "bias": True}, {"int4": True, "gated": False, "parallel": True})
+    model = made.model("odd", {"bias": True}, {"gated": False, "parallel": True})
+    model.layers = [with_products(layer, by_group) for layer in model.layers]
+    if by_group != grouped:
+        model.head = in_bytes(model.head)
+        model.embedding, model.embedding_scale = model.head.weight, 1.7
     of_numbers = copy.copy(model)
-    of_numbers.layers = [with_numbers(layer) for layer in model.layers]
+    of_numbers.layers = [with_products(layer, as_numbers) for layer in model.layers]
+    of_numbers.head = as_numbers(model.head)
+    if by_group != grouped:
+        of_numbers.embedding = of_numbers.head.weight
     for spans in (ALL, *([span] for span in ALL)):
         assert torch.equal(made.computed(model)(spans), made.computed(of_numbers)(spans))
 
 
-def with_numbers(layer: Layer) -> Layer:
+def as_numbers(linear: Linear) -> Linear:
+    if linear.scale is None:
+        return linear
+    if linear.minimum is not None:
+        return Linear(numbers(linear.weight, linear.scale, linear.minimum), linear.bias)
+    groups = linear.weight.unflatten(1, (-1, 16)) * linear.scale[..., None]
+    return Linear(groups.flatten(1), linear.bias)
+
+
+def with_products(layer: Layer, changed: Callable[[Linear], Linear]) -> Layer:
     attention, fed = layer.attention, layer.feed_forward
     assert isinstance(fed, FeedForward)
-
-    def plain(by: Linear) -> Linear:
-        assert by.scale is not None
-        assert by.minimum is not None
-        return Linear(numbers(by.weight, by.scale, by.minimum), by.bias)
-
     return replace(
         layer,
-        attention=replace(attention, qkv=plain(attention.qkv), output=plain(attention.output)),
-        feed_forward=replace(fed, up=plain(fed.up), down=plain(fed.down)),
+        attention=replace(attention, qkv=changed(attention.qkv), output=changed(attention.output)),
+        feed_forward=replace(fed, up=changed(fed.up), down=changed(fed.down)),
     )
 
 

@@ -96,7 +96,8 @@ class GgufSource:
             found = groups_of(self._stored(own))
         if found is None or tensors.is_turned(self._architecture, own, found.codes.shape):
             return None
-        return Groups(*(changed(own, each) for each in (found.codes, found.scales, found.minima)))
+        minima = None if found.minima is None else changed(own, found.minima)
+        return Groups(changed(own, found.codes), changed(own, found.scales), minima)
 
     def digest(self) -> str:
         try:

@@ -1,5 +1,6 @@
-"""Weights of 4 bits as a GGUF file has them: of 32 neighbouring inputs of an output w = s·q + m, with q from
-0 to 15. Such a w in float32 is to the last bit what the package gguf gives.
+"""Weights of few bits as a GGUF file has them: of neighbouring inputs of an output w = s·q + m, with q from 0
+to 15 for 32 of them, or w = s·q with a byte q for 16. Such a w in float32 is to the last bit what the package
+gguf gives.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from python_backends.checkpoint.source import Groups, Stored
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Parts = tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]  # q, s and m of blocks
+    Bytes = NDArray[np.uint8]
+    Numbers = NDArray[np.float32]
+    Parts = tuple[NDArray[Any], Numbers, Numbers | None]  # q, s and m of blocks
 
 MIDDLE = 8  # the q of Q4_0 that stands for 0
 
@@ -27,38 +30,59 @@ def groups_of(where: Stored) -> Groups | None:
         return None
     block_bytes, parts_of = KINDS[where.dtype]
     blocks = np.fromfile(where.file, np.uint8, where.num_bytes, offset=where.begin or 0)
-    parts = parts_of(blocks.reshape(-1, block_bytes))
-    return Groups(*(torch.from_numpy(each.reshape(where.shape[0], -1)) for each in parts))
+    codes, scales, minima = (
+        None if each is None else torch.from_numpy(each.reshape(where.shape[0], -1))
+        for each in parts_of(blocks.reshape(-1, block_bytes))
+    )
+    assert codes is not None
+    assert scales is not None
+    return Groups(codes, scales, minima)
 
 
-def _q4_0(blocks: NDArray[np.uint8]) -> Parts:
+def _q4_0(blocks: Bytes) -> Parts:
     scales = _halves(blocks, 0)
-    return _codes(blocks[:, 2:], 16), scales, -MIDDLE * scales
+    return _fours(blocks[:, 2:], 16), scales, -MIDDLE * scales
 
 
-def _q4_1(blocks: NDArray[np.uint8]) -> Parts:
-    return _codes(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 1)
+def _q4_1(blocks: Bytes) -> Parts:
+    return _fours(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2)
 
 
-def _q4_k(blocks: NDArray[np.uint8]) -> Parts:
+def _q4_k(blocks: Bytes) -> Parts:
     """Eight groups a block, with scales and minima of 6 bits."""
     from gguf.quants import Q4_K
 
     scales, minima = Q4_K.get_scale_min(blocks[:, 4:16])
-    return _codes(blocks[:, 16:], 32), _halves(blocks, 0) * scales, -(_halves(blocks, 1) * minima)
+    return _fours(blocks[:, 16:], 32), _halves(blocks, 0) * scales, -(_halves(blocks, 2) * minima)
 
 
-def _codes(content: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+def _q5_0(blocks: Bytes) -> Parts:
+    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little") << np.uint8(4)
+    codes = _fours(blocks[:, 6:], 16).reshape(fifth.shape) | fifth
+    return codes.view(np.int8) - np.int8(16), _halves(blocks, 0).repeat(2, 1), None
+
+
+def _q6_k(blocks: Bytes) -> Parts:
+    """16 groups a block, with scales of 8 bits."""
+    high = blocks[:, 128:192].reshape(-1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes = _fours(blocks[:, :128], 64).reshape(high.shape) | (high & np.uint8(3)) << np.uint8(4)
+    scales = _halves(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    return codes.view(np.int8) - np.int8(32), scales, None
+
+
+def _q8_0(blocks: Bytes) -> Parts:
+    return blocks[:, 2:].view(np.int8), _halves(blocks, 0).repeat(2, 1), None
+
+
+def _fours(content: Bytes, width: int) -> Bytes:
     """The low halves of `width` bytes, then their high ones, and so on."""
     both = content.reshape(-1, 1, width) >> np.array([0, 4], np.uint8)[:, None]
     return both & np.uint8(15)
 
 
-def _halves(blocks: NDArray[np.uint8], place: int) -> NDArray[np.float32]:
-    """[blocks, 1]: the number of float16 at a place, in float32."""
-    found: NDArray[np.float32] = (
-        blocks[:, 2 * place : 2 * place + 2].copy().view(np.float16).astype(np.float32)
-    )
+def _halves(blocks: Bytes, place: int) -> Numbers:
+    """[blocks, 1]: the number of float16 from a byte on, in float32."""
+    found: Numbers = blocks[:, place : place + 2].copy().view(np.float16).astype(np.float32)
     return found
 
 
@@ -67,4 +91,7 @@ KINDS: Mapping[str, tuple[int, Callable[[Any], Parts]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),
     "Q4_K": (144, _q4_k),
+    "Q5_0": (22, _q5_0),
+    "Q6_K": (210, _q6_k),
+    "Q8_0": (34, _q8_0),
 }

@@ -29,39 +29,28 @@ constexpr float LEAST = 1e-30f;  // a group of x without a greater number is tak
 // Of a panel: input 8·w + 2·i + o of the group lies in word w, from bit 4·i + 16·o on.
 template <typename Value>
 struct Group {
+    static constexpr int INPUTS = GROUP;
     using Number = std::conditional_t<std::is_same_v<Value, float>, float, uint16_t>;
     uint32_t codes[GROUP / WORD][2][TILE];
     Number scales[2][TILE], minima[2][TILE];
 };
 static_assert(sizeof(Group<float>) == 768 && sizeof(Group<Bfloat16>) == 640);
 
-// Of the inputs 8·w to 8·w + 7 of 16 outputs, the weights of input `i` of them.
-inline Vector weights_of(Line words, int i, Vector scales, Vector minima) {
-    return fused(fours(words, i / 2 + i % 2 * 4), scales, minima);
+struct Factors {
+    Vector scales, minima;
+};
+
+inline Factors factors_of(const Group<float>& group, int tile) {
+    return {load(group.scales[tile]), load(group.minima[tile])};
 }
 
-inline Line words_of(const Group<float>& group, int word, int tile) {
+// Inputs 8·w to 8·w + 7.
+inline Line part_of(const Group<float>& group, int word, int tile) {
     return load_line(reinterpret_cast<const char*>(group.codes[word][tile]));
 }
 
-// to [inputs / 16, 2, 16, 16] = the weights of a panel. Fetches those that follow.
-inline void unpack(const Group<float>* groups, int inputs, float* to) {
-    const int count = inputs / GROUP;
-    for (int index = 0; index < count; ++index) {
-        const auto& group = groups[index];
-        fetch(&group + count, sizeof(group) / 64);
-        for (int tile = 0; tile < 2; ++tile) {
-            const auto scales = load(group.scales[tile]), minima = load(group.minima[tile]);
-            for (int word = 0; word < GROUP / WORD; ++word) {
-                const auto words = words_of(group, word, tile);
-                float* from = to + ((index * 2 + word / 2) * 2 + tile) * TILE * TILE + word % 2 * WORD * TILE;
-#pragma GCC unroll 8
-                for (int i = 0; i < WORD; ++i) {
-                    store(from + i * TILE, weights_of(words, i, scales, minima));
-                }
-            }
-        }
-    }
+inline Vector weights_of(Line part, int i, const Factors& factors) {
+    return fused(fours(part, i / 2 + i % 2 * 4), factors.scales, factors.minima);
 }
 
 // Rows of bfloat16 as they are multiplied with such weights.

@@ -155,6 +155,8 @@ private:
                 auto* to = x + size_t(row) * width;
                 if (!embedding && head.format == GAPLESS_INT8) {
                     put_of_panels(static_cast<const int8_t*>(head.panels), token, width, head.scales[token] * scale, to);
+                } else if (!embedding && head.format == GAPLESS_EIGHTS) {
+                    put_of_groups(static_cast<const Eights*>(head.panels), token, width, scale, to);
                 } else if (!embedding) {
                     put_of_panels(static_cast<const Value*>(head.panels), token, width, scale, to);
                 } else {
@@ -173,7 +175,17 @@ private:
         });
     }
 
-    // to [width] = scale · the weights of an output, which lie in the places of `Value`.
+    // to [width] = scale · the weights of an output.
+    static void put_of_groups(const Eights* panels, int output, int width, float scale, float* to) {
+        const auto* panel = panels + size_t(output / PANEL) * (width / Eights::INPUTS);
+        const int tile = output % PANEL / TILE, place = output % TILE;
+        for (int i = 0; i < width; ++i) {
+            const auto& group = panel[i / Eights::INPUTS];
+            to[i] = float(group.codes[tile][i % Eights::INPUTS][place]) * group.scales[tile][place] * scale;
+        }
+    }
+
+    // The same of those that lie in the places of `Value`.
     template <typename Of>
     static void put_of_panels(const Of* panels, int output, int width, float scale, float* to) {
         const auto* panel = panels + size_t(output / PANEL) * PANEL * width;

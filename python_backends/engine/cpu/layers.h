@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1, GAPLESS_INT8 = 2, GAPLESS_INT4 = 3 };  // formats of numbers
+enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1, GAPLESS_INT8 = 2, GAPLESS_INT4 = 3, GAPLESS_EIGHTS = 4 };  // formats of numbers
 
 // y = s·(x·Wᵀ) + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
 struct GaplessWeight {
@@ -17,7 +17,9 @@ struct GaplessWeight {
     const float* scales;  // s [outputs of whole panels]; null: 1
     const float* bias;    // b [outputs of whole panels]; null: none
     int32_t outputs, depth;
-    int32_t format;  // the model's, or int8 in the places that numbers of the model's have, or 4 bits in groups (fours.h)
+    // the model's, or int8 in the places that numbers of the model's have, or 4 bits in groups (fours.h), or in a model of float32 8 bits in
+    // groups (eights.h)
+    int32_t format;
 };
 
 enum { GAPLESS_SILU = 0, GAPLESS_GELU = 1, GAPLESS_GELU_TANH = 2, GAPLESS_RELU = 3, GAPLESS_RELU_SQUARED = 4 };

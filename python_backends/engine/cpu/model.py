@@ -20,9 +20,11 @@ from torch import Tensor
 
 from python_backends.engine.cpu.weight_memory import (
     PANEL,
+    ROWS_AT_ONCE,
     WeightMemory,
     in_panels,
     packed,
+    packed_eights,
     packed_groups,
     tiled,
 )
@@ -49,7 +51,7 @@ ACTIVATIONS = (
     Activation.RELU_SQUARED,
 )
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
+EIGHTS = 4  # of int8 by group
 
 
 class Weight(ctypes.Structure):
@@ -206,16 +208,21 @@ class PackedModel:
 
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
         outputs, depth = linear.weight.shape
-        if linear.minimum is None:
-            panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
+        kind, of_outputs = FORMATS[linear.weight.dtype], None
+        if linear.minimum is not None:
+            panels = packed_groups(linear, self._memory, self._dtype, gated)
+        elif is_by_group(linear):
+            panels, kind = packed_eights(linear, self._memory, gated), EIGHTS
         else:
-            panels, of_outputs = packed_groups(linear, self._memory, self._dtype, gated), None
+            panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
         scales, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
-        return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[linear.weight.dtype])
+        return Weight(self._place(panels), scales, bias, outputs, depth, kind)
 
     def _packed_head(self, head: Linear) -> Weight:
+        if is_by_group(head):
+            return self._packed(head)
         outputs, depth = head.weight.shape
-        rows = head.weight.contiguous().split(HEAD_ROWS)  # type: ignore[no-untyped-call]
+        rows = head.weight.contiguous().split(ROWS_AT_ONCE)  # type: ignore[no-untyped-call]
         pieces = (in_panels(each, dtype=self._dtype) for each in used_up(rows))
         panels = self._memory.joined(pieces, -(-outputs // PANEL))
         scales, bias = (self._of_outputs(numbers, False) for numbers in (head.scale, head.bias))
@@ -235,6 +242,10 @@ class PackedModel:
     def _place(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def is_by_group(linear: Linear) -> bool:
+    return linear.scale is not None and linear.scale.dim() > 1
 
 
 class OpenModel:

@@ -3,8 +3,8 @@
 // it.
 //
 // Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where bfloat16 is multiplied by many
-// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. So do weights of 4 bits in a model of
-// float32 (fours.h).
+// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. So do weights by group in a model of
+// float32 (fours.h, eights.h).
 
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "eights.h"
 #include "fours.h"
 #include "panels.h"
 #include "vectors.h"
@@ -81,13 +82,36 @@ inline void unpack(const int8_t* bytes, int inputs, Bfloat16* to) {
 }
 #endif
 
-// Where the inputs of a panel begin, from `input` on.
+// Where a panel has what is multiplied from an input on.
 inline const int8_t* from_input(const int8_t* panel, int input) {
     return panel + size_t(input) * PANEL;
 }
 
-inline const Group<float>* from_input(const Group<float>* panel, int input) {
-    return panel + input / GROUP;
+template <typename Of>
+const Of* from_input(const Of* groups, int input) {
+    return groups + input / Of::INPUTS;
+}
+
+// to [inputs / 16, 2, 16, 16] = weights by group. Fetches those that follow.
+template <typename Of>
+void unpack(const Of* groups, int inputs, float* to) {
+    const int count = inputs / Of::INPUTS;
+    for (int index = 0; index < count; ++index) {
+        const auto& group = groups[index];
+        fetch(&group + count, sizeof(group) / 64);
+        for (int word = 0; word < Of::INPUTS / WORD; ++word) {
+            const int input = index * Of::INPUTS + word * WORD;
+            for (int tile = 0; tile < 2; ++tile) {
+                const auto factors = factors_of(group, tile);
+                const auto part = part_of(group, word, tile);
+                float* first = to + (input / TILE * 2 + tile) * TILE * TILE + input % TILE * TILE;
+#pragma GCC unroll 8
+                for (int i = 0; i < WORD; ++i) {
+                    store(first + i * TILE, weights_of(part, i, factors));
+                }
+            }
+        }
+    }
 }
 
 // Multiplies by vectors: several rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
@@ -118,8 +142,9 @@ public:
         multiply(x, rows, depth, depth, panel, sums, true);
     }
 
-    // The same with groups of 4 bits.
-    void multiply(const float* x, int rows, int depth, const Group<float>* panel, float* sums) {
+    // The same with weights by group.
+    template <typename Of>
+    void multiply_groups(const float* x, int rows, int depth, const Of* panel, float* sums) {
         if (rows > FEW) {
             multiply_unpacked(x, rows, depth, panel, sums);
         } else {
@@ -132,12 +157,12 @@ private:
     // which weights need that become float32.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 8;
-    static constexpr int FEW = 8;  // rows for which weights of 4 bits are made in registers
+    static constexpr int FEW = 8;  // rows for which weights by group are made in registers
 #else
     static constexpr int TOGETHER = sizeof(Value) == 4 ? 6 : 4, WITH_BOTH_TILES = 2;
     static constexpr int FEW = 4;
 #endif
-    static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
+    static constexpr int AHEAD = 12 << 10;  // bytes from a group that is multiplied to one that is fetched
     // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
     static constexpr bool TWICE = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
     static constexpr int PIECE = 8 * DEEP<Value>;
@@ -186,8 +211,8 @@ private:
     }
 
     // sums [rows, 32] = x [rows, depth] · panel.
-    template <int ROWS>
-    static void add_few(int rows, const float* x, int depth, const Group<float>* panel, float* sums) {
+    template <int ROWS, typename Of>
+    static void add_few(int rows, const float* x, int depth, const Of* panel, float* sums) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add_few<ROWS - 1>(rows, x, depth, panel, sums);
@@ -202,8 +227,8 @@ private:
     }
 
     // From the tile `begin` on.
-    template <int ROWS, int TILES>
-    [[gnu::noinline]] static void add_groups(const float* x, int depth, const Group<float>* panel, int begin, float* sums) {
+    template <int ROWS, int TILES, typename Of>
+    [[gnu::noinline]] static void add_groups(const float* x, int depth, const Of* panel, int begin, float* sums) {
         Vector of[TILES][ROWS];
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row) {
@@ -212,23 +237,23 @@ private:
                 of[tile][row] = spread(0.f);
             }
         }
-        for (int index = 0; index < depth / GROUP; ++index, x += GROUP) {
+        for (int index = 0; index < depth / Of::INPUTS; ++index) {
             const auto& group = panel[index];
-            fetch(&group + AHEAD, begin ? 0 : sizeof(group) / 64);
-            for (int word = 0; word < GROUP / WORD; ++word) {
-                Line words[TILES];
+            fetch(reinterpret_cast<const char*>(&group) + AHEAD, begin ? 0 : sizeof(group) / 64);
+            for (int word = 0; word < Of::INPUTS / WORD; ++word, x += WORD) {
+                decltype(part_of(group, 0, 0)) parts[TILES];
 #pragma GCC unroll 2
                 for (int tile = 0; tile < TILES; ++tile) {
-                    words[tile] = words_of(group, word, begin + tile);
+                    parts[tile] = part_of(group, word, begin + tile);
                 }
 #pragma GCC unroll 8
                 for (int i = 0; i < WORD; ++i) {
 #pragma GCC unroll 2
                     for (int tile = 0; tile < TILES; ++tile) {
-                        const auto weights = weights_of(words[tile], i, load(group.scales[begin + tile]), load(group.minima[begin + tile]));
+                        const auto weights = weights_of(parts[tile], i, factors_of(group, begin + tile));
 #pragma GCC unroll 8
                         for (int row = 0; row < ROWS; ++row) {
-                            of[tile][row] = fused(spread(x[size_t(row) * depth + word * WORD + i]), weights, of[tile][row]);
+                            of[tile][row] = fused(spread(x[size_t(row) * depth + i]), weights, of[tile][row]);
                         }
                     }
                 }
@@ -331,9 +356,10 @@ public:
 #endif
     }
 
-    // The same with a panel of 4 bits.
-    void multiply(const float* x, int rows, int depth, const Group<float>* panel, float* sums) {
-        m_floats.multiply(x, rows, depth, panel, sums);
+    // The same with a panel of weights by group.
+    template <typename Of>
+    void multiply_groups(const float* x, int rows, int depth, const Of* panel, float* sums) {
+        m_floats.multiply_groups(x, rows, depth, panel, sums);
     }
 
 private:

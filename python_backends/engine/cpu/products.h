@@ -40,6 +40,8 @@ size_t panel_bytes(const GaplessWeight& weight) {
     switch (weight.format) {
         case GAPLESS_INT4:
             return depth / GROUP * sizeof(Group<Value>);
+        case GAPLESS_EIGHTS:
+            return depth / Eights::INPUTS * sizeof(Eights);
         case GAPLESS_INT8:
             return depth * PANEL;
         default:
@@ -69,11 +71,15 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
             if (format == GAPLESS_INT4) {
-                const auto* groups = reinterpret_cast<const Group<Value>*>(from + panel * size);
+                const auto* fours = reinterpret_cast<const Group<Value>*>(from + panel * size);
                 if constexpr (std::is_same_v<Value, Bfloat16>) {
-                    FourMultiplier::multiply(grouped, rows, depth, groups, sums);
+                    FourMultiplier::multiply(grouped, rows, depth, fours, sums);
                 } else {
-                    multiplier.multiply(x, rows, depth, groups, sums);
+                    multiplier.multiply_groups(x, rows, depth, fours, sums);
+                }
+            } else if (format == GAPLESS_EIGHTS) {
+                if constexpr (std::is_same_v<Value, float>) {
+                    multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Eights*>(from + panel * size), sums);
                 }
             } else if (format == GAPLESS_INT8) {
                 multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);

@@ -31,14 +31,14 @@ from python_backends.checkpoint.kinds import NormKind as NormKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = x·Wᵀ + b, with W = `weight`, or each row of `weight` times its scale; where there are minima, each
-    group of neighbours in a row times its scale, plus its minimum.
+    """y = x·Wᵀ + b, with W = `weight`, or each row of `weight` times its scale, or each group of neighbours
+    in a row times its scale, plus its minimum where there are minima.
     """
 
     weight: Tensor  # [out, in]; int8 where there are scales, 0 to 15 of uint8 where there are minima
     bias: Tensor | None  # [out]
-    scale: Tensor | None = None  # [out] in the model's dtype; where there are minima, as they are
-    minimum: Tensor | None = None  # [out, groups], float16 or float32
+    scale: Tensor | None = None  # [out] in the model's dtype, or [out, groups]
+    minimum: Tensor | None = None  # [out, groups]; with their scales of float16 or float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

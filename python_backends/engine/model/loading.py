@@ -61,14 +61,15 @@ class Weights:
 
     def products(self, names: Sequence[str]) -> list[Linear]:
         """Those of a layer that have the same input, likewise, however the family stores them; their biases
-        are not read. All of them are in 4 bits, or none.
+        are not read. All of them are kept by group, in as many bits, or none.
         """
-        if self._rounding.keeps_groups and all(found := [self._in_groups(name) for name in names]):
-            return [each for each in found if each is not None]
+        kept = [each for name in names if (each := self._in_groups(name))]
+        if len(kept) == len(names) and len({each.weight.dtype for each in kept}) == 1:
+            return kept
         return [self._product(name) for name in names]
 
     def _in_groups(self, name: str) -> Linear | None:
-        if len(self._names[name]) > 1 or self._inputs_first:
+        if not self._rounding.keeps_groups or len(self._names[name]) > 1 or self._inputs_first:
             return None
         with self._reading():
             groups = self._source.groups(self._names[name][0])
@@ -83,11 +84,13 @@ class Weights:
         return self._rounding.product(Linear(self.tensor(name), None))
 
     def head(self, name: str) -> Linear:
-        """The head or the embedding that is one, likewise. A CPU has it in memory once, as it was or as it
-        will be.
+        """The head or the embedding that is one, likewise; by group in bytes, not in 4 bits. A CPU has it in
+        memory once, as it was or as it will be.
         """
         if self.device.type != "cpu":
             return Linear(self.tensor(name), None)
+        if (by_group := self._in_groups(name)) and by_group.minimum is None:
+            return by_group
         rows, shape = self._rows(name), self._shapes[name]
         if self._rounding.head:
             return quantise_rows(rows, shape, self.dtype)

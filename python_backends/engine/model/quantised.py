@@ -25,7 +25,7 @@ LARGEST = 127
 class Rounding:
     product: Callable[[Linear], Linear]
     of_stored: bool = False  # products are rounded from the type in which they are stored
-    keeps_groups: bool = False  # products that are stored in 4 bits stay so
+    keeps_groups: bool = False  # products and a head that are stored in few bits by group stay so
     head: bool = False  # to int8, and with it an embedding that is the head's weight
 
 
