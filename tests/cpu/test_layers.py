@@ -471,7 +471,7 @@ def test_they_compute_what_torch_computes(made_here: Made, name: str, options: d
 def test_embedding_and_head_are_scaled_capped_and_may_be_one(
     made_here: Made, monkeypatch: pytest.MonkeyPatch, tied: bool, rounds_head: bool, vocabulary: int
 ) -> None:
-    monkeypatch.setattr("python_backends.engine.cpu.model.ROWS_AT_ONCE", 96)
+    monkeypatch.setattr("python_backends.engine.cpu.model.HEAD_ROWS", 96)
     torch.manual_seed(6)
     model = made_here.model("grouped", {}, vocabulary=vocabulary)
     model.embedding_scale, model.logit_scale, model.logit_softcap = 1.5, 0.5, 2.0
@@ -596,7 +596,7 @@ def test_weights_by_group_give_in_float32_what_their_numbers_give_to_the_last_bi
     kind: Kind, by_group: Callable[[Linear], Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the head has bytes and is the embedding."""
-    monkeypatch.setattr("python_backends.engine.cpu.weight_memory.ROWS_AT_ONCE", 96)
+    monkeypatch.setattr("python_backends.engine.cpu.model.HEAD_ROWS", 96)
     torch.manual_seed(12)
     made = Made(library.compiled(kind), torch.float32)
     model = made.model("odd", {"bias": True}, {"gated": False, "parallel": True})

@@ -67,6 +67,11 @@ def test_loading_gguf_takes_little_more_than_the_weights(name: str, weights: str
     assert growth(published(name), "bfloat16", weights) <= MOST
 
 
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_loading_gguf_in_its_own_bits_takes_little_more_than_those(name: str) -> None:
+    assert growth(published(name), "float32", "same") <= MOST
+
+
 def growth(path: Path, dtype: str, weights: str) -> float:
     """In weights that are served."""
     grown, served = result(load, str(path), dtype, weights)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
 from python_backends.checkpoint.model_facts import ModelFacts
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import Stored
 from python_backends.checkpoint.tensor_names import HEAD, embedding_name, shapes_of
 from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.torch.engine import TorchEngine
@@ -17,6 +20,10 @@ BUNDLED = str(Path(__file__).resolve().parents[2] / "models" / "bundled")
 OF_A_LAYER = {"int8": 1.0, "int4": 5 / 8}  # bytes of a number
 OF_THE_HEAD = {"int8": 1.0, "int4": 1.0}
 PLAIN = {"float32": 4.0, "bfloat16": 2.0}
+OF_FEW_BITS = {  # of GGUF, in a model of float32
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 6 / 8),
+    **dict.fromkeys(("Q5_0", "Q6_K", "Q8_0"), 10 / 8),
+}
 
 
 def load(path: str, dtype: str, weights: str) -> tuple[int, int]:
@@ -34,7 +41,8 @@ def load(path: str, dtype: str, weights: str) -> tuple[int, int]:
     engine = TorchEngine(settings)
     grown = _kib("VmHWM") - before
     assert engine.has_layers
-    return 1024 * grown, _served(facts, dtype, weights)
+    stored = open_source(settings.model_directory).tensors
+    return 1024 * grown, _served(facts, stored, dtype, weights)
 
 
 def _settings(path: str, dtype: str, weights: str) -> Settings:
@@ -42,15 +50,18 @@ def _settings(path: str, dtype: str, weights: str) -> Settings:
     return Settings(model=model, engine=EngineSettings(slots=1, kv_blocks=2))
 
 
-def _served(facts: ModelFacts, dtype: str, weights: str) -> int:
+def _served(facts: ModelFacts, stored: Mapping[str, Stored], dtype: str, weights: str) -> int:
     """Of scales only those of groups, and no vectors."""
-    shapes = {name: prod(shape) for name, shape in shapes_of(facts).items() if len(shape) > 1}
-    head, embedding = shapes.pop(f"{HEAD}.weight"), shapes.pop(embedding_name(facts))
-    plain = PLAIN[dtype]
-    own = 0 if facts.is_tied else embedding * plain
-    return int(
-        own + head * OF_THE_HEAD.get(weights, plain) + sum(shapes.values()) * OF_A_LAYER.get(weights, plain)
-    )
+    head, embedding, total = f"{HEAD}.weight", embedding_name(facts), 0.0
+    for name, shape in shapes_of(facts).items():
+        size = OF_THE_HEAD if name == head else OF_A_LAYER if name != embedding else {}
+        plain = size.get(weights, PLAIN[dtype])
+        if (dtype, weights) == ("float32", "same"):
+            kept = embedding if name == head and facts.is_tied else name
+            plain = OF_FEW_BITS.get(stored[kept].dtype, plain)
+        if len(shape) > 1 and not (name == embedding and facts.is_tied):
+            total += prod(shape) * plain
+    return int(total)
 
 
 def _kib(name: str) -> int:

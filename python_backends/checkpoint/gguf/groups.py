@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from python_backends.checkpoint.rows import rows_at_once
 from python_backends.checkpoint.source import Groups, Stored
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
     Numbers = NDArray[np.float32]
-    Parts = tuple[NDArray[Any], Numbers, Numbers | None]  # q, s and m of blocks
+    Parts = tuple[NDArray[Any], ...]  # q, s and m of blocks, or q and s
 
 MIDDLE = 8  # the q of Q4_0 that stands for 0
 
@@ -29,14 +30,19 @@ def groups_of(where: Stored) -> Groups | None:
     if where.dtype not in KINDS or len(where.shape) != 2:
         return None
     block_bytes, parts_of = KINDS[where.dtype]
-    blocks = np.fromfile(where.file, np.uint8, where.num_bytes, offset=where.begin or 0)
-    codes, scales, minima = (
-        None if each is None else torch.from_numpy(each.reshape(where.shape[0], -1))
-        for each in parts_of(blocks.reshape(-1, block_bytes))
-    )
-    assert codes is not None
-    assert scales is not None
-    return Groups(codes, scales, minima)
+    count, size = where.shape[0], rows_at_once(where.shape[1])
+    wholes: list[NDArray[Any]] = []  # filled some rows at a time, so that none is in memory twice
+    with where.file.open("rb") as file:
+        file.seek(where.begin or 0)
+        for first in range(0, count, size):
+            number = min(size, count - first)
+            blocks = np.fromfile(file, np.uint8, where.num_bytes // count * number)
+            parts = [part.reshape(number, -1) for part in parts_of(blocks.reshape(-1, block_bytes))]
+            wholes = wholes or [np.empty((count, part.shape[1]), part.dtype) for part in parts]
+            for whole, part in zip(wholes, parts, strict=True):
+                whole[first : first + number] = part
+    codes, scales, *minima = map(torch.from_numpy, wholes)
+    return Groups(codes, scales, minima[0] if minima else None)
 
 
 def _q4_0(blocks: Bytes) -> Parts:
@@ -59,7 +65,7 @@ def _q4_k(blocks: Bytes) -> Parts:
 def _q5_0(blocks: Bytes) -> Parts:
     fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little") << np.uint8(4)
     codes = _fours(blocks[:, 6:], 16).reshape(fifth.shape) | fifth
-    return codes.view(np.int8) - np.int8(16), _halves(blocks, 0).repeat(2, 1), None
+    return codes.view(np.int8) - np.int8(16), _halves(blocks, 0).repeat(2, 1)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
@@ -67,11 +73,11 @@ def _q6_k(blocks: Bytes) -> Parts:
     high = blocks[:, 128:192].reshape(-1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     codes = _fours(blocks[:, :128], 64).reshape(high.shape) | (high & np.uint8(3)) << np.uint8(4)
     scales = _halves(blocks, 208) * blocks[:, 192:208].view(np.int8)
-    return codes.view(np.int8) - np.int8(32), scales, None
+    return codes.view(np.int8) - np.int8(32), scales
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    return blocks[:, 2:].view(np.int8), _halves(blocks, 0).repeat(2, 1), None
+    return blocks[:, 2:].view(np.int8), _halves(blocks, 0).repeat(2, 1)
 
 
 def _fours(content: Bytes, width: int) -> Bytes:

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from python_backends.engine.cpu.weight_memory import (
     PANEL,
-    ROWS_AT_ONCE,
     WeightMemory,
+    in_eights,
     in_panels,
     packed,
-    packed_eights,
     packed_groups,
     tiled,
 )
@@ -52,6 +51,7 @@ ACTIVATIONS = (
 )
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 EIGHTS = 4  # of int8 by group
+HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
 
 
 class Weight(ctypes.Structure):
@@ -211,22 +211,25 @@ class PackedModel:
         kind, of_outputs = FORMATS[linear.weight.dtype], None
         if linear.minimum is not None:
             panels = packed_groups(linear, self._memory, self._dtype, gated)
-        elif is_by_group(linear):
-            panels, kind = packed_eights(linear, self._memory, gated), EIGHTS
+        elif (scales := scales_of_groups(linear)) is not None:
+            panels, kind = self._memory.copied(in_eights(linear.weight, scales, gated)), EIGHTS
         else:
             panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
-        scales, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
-        return Weight(self._place(panels), scales, bias, outputs, depth, kind)
+        scales_of_outputs, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
+        return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
 
     def _packed_head(self, head: Linear) -> Weight:
-        if is_by_group(head):
-            return self._packed(head)
         outputs, depth = head.weight.shape
-        rows = head.weight.contiguous().split(ROWS_AT_ONCE)  # type: ignore[no-untyped-call]
-        pieces = (in_panels(each, dtype=self._dtype) for each in used_up(rows))
+        kind, of_outputs = FORMATS[head.weight.dtype], head.scale
+        rows = used_up(head.weight.contiguous().split(HEAD_ROWS))  # type: ignore[no-untyped-call]
+        pieces = (in_panels(each, dtype=self._dtype) for each in rows)
+        if (scales := scales_of_groups(head)) is not None:
+            kind, of_outputs = EIGHTS, None
+            parts = zip(rows, scales.split(HEAD_ROWS), strict=True)  # type: ignore[no-untyped-call]
+            pieces = (in_eights(*part) for part in parts)
         panels = self._memory.joined(pieces, -(-outputs // PANEL))
-        scales, bias = (self._of_outputs(numbers, False) for numbers in (head.scale, head.bias))
-        return Weight(self._place(panels), scales, bias, outputs, depth, FORMATS[head.weight.dtype])
+        scales_of_outputs, bias = (self._of_outputs(numbers, False) for numbers in (of_outputs, head.bias))
+        return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
 
     def _of_outputs(self, numbers: Tensor | None, gated: bool) -> int | None:
         """One for each output of a weight, in the order of its panels."""
@@ -244,8 +247,9 @@ class PackedModel:
         return tensor.data_ptr()
 
 
-def is_by_group(linear: Linear) -> bool:
-    return linear.scale is not None and linear.scale.dim() > 1
+def scales_of_groups(linear: Linear) -> Tensor | None:
+    """None: it has none, or some for each output."""
+    return None if linear.scale is None or linear.scale.dim() == 1 else linear.scale
 
 
 class OpenModel:

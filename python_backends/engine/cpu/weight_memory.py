@@ -19,7 +19,6 @@ from python_backends.engine.model.four_bits import GROUP
 TILE = 16  # outputs of a weight that lie together: panels.h
 PANEL = 32  # two tiles; rows that are multiplied at once
 PIECE_BYTES = 64 << 20  # what is not used of one takes no memory: nothing writes there
-ROWS_AT_ONCE = 4096  # that are packed, of a large weight; a multiple of PANEL
 WORD = 8  # codes of 4 bits in one
 ALIGNMENT = 64  # of torch's memory, too
 
@@ -86,20 +85,11 @@ def packed_groups(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gate
     return memory.copied(torch.cat(parts, -1))
 
 
-def packed_eights(linear: Linear, memory: WeightMemory, gated: bool = False) -> Tensor:
-    """A weight of 8 bits by group [out, in] as [panels, groups, 640] bytes: `Eights` of eights.h."""
-    assert linear.scale is not None
-    rows = len(linear.weight) if gated else ROWS_AT_ONCE
-    places = range(0, len(linear.weight), rows)
-    pieces = (
-        _eights(linear.weight[first : first + rows], linear.scale[first : first + rows], gated)
-        for first in places
-    )
-    return memory.joined(pieces, -(-len(linear.weight) // PANEL))
-
-
-def _eights(numbers: Tensor, scales: Tensor, gated: bool) -> Tensor:
-    codes = in_panels(numbers, gated, torch.float32).flatten(2)
+def in_eights(weight: Tensor, scales: Tensor, gated: bool = False) -> Tensor:
+    """A weight of 8 bits [out, in] with scales [out, groups] as [panels, groups, 640] bytes: `Eights` of
+    eights.h.
+    """
+    codes = in_panels(weight, gated, torch.float32).flatten(2)
     kept = tiled(scales, gated).permute(0, 3, 1, 2).contiguous().flatten(2).view(torch.int8)
     return torch.cat([codes, kept], -1)
 
