@@ -63,6 +63,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "scheduling": ("python_backends", "models/bundled"),
     "token_gap": ("python_backends",),
     "triton_cost": (*SERVED, "benchmarks/peers"),
+    "weight_formats": ("python_backends/engine", "python_backends/checkpoint"),
     "watcher_cost": (*SERVED, "front", "benchmarks/real_prompts"),
 }
 

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import ROOT
 from benchmarks.results_file import MEASURED, code_of
+from tests.support.published import published
 
 SHORT = {
     "cluster": ("--policies", "infaas,ours"),
@@ -50,7 +51,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
 KEYS = {"cluster": {"p99_ttft_s"}, "migration": {"downtime_ms", "slowdown"}}  # that others read
 # other engines; a GPU, Triton's language, a published model (test_gpu_script.py, test_gpu_floor.py and
 # test_real_lengths.py run them here)
-NEEDS_MORE = {"peers", "guided_peers", "gpu", "gpu_floor", "real_lengths"}
+NEEDS_MORE = {"peers", "guided_peers", "gpu", "gpu_floor", "real_lengths", "weight_formats"}
 
 
 HELP = """
@@ -122,6 +123,15 @@ def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tm
     assert result["commit"]
     assert KEYS.get(script, set()) <= result.keys()
     assert text.splitlines()[-1].startswith(("| ", "└"))
+
+
+def test_ways_to_keep_weights_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    said("benchmarks.weight_formats", "--quick", "--model", str(published("smollm2")), "--json", str(path))
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["kind"] for row in rows} == {"float32", "own bits", "bfloat16", "int8", "int4"}
+    assert all(row["of_float32"] == 1 for row in rows if row["kind"] == "float32")
+    assert all(row["ms"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("words", [("--scaling",), ("--check",), ("--router",)])
