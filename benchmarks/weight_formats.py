@@ -88,7 +88,7 @@ def write_float32(gguf: Path, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
 
-def measure(gguf: Path, rounds: int, steps: int) -> list[dict[str, Any]]:
+def measure(gguf: Path, kinds: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
     """Returns milliseconds by kind and work, of each round. Raises RuntimeError if tokens differ."""
     tokenizer = open_source(gguf).tokenizer()
     texts = [np.array(tokenizer.encode(prompt.text).ids, np.int32) for prompt in read_prompts()]
@@ -97,13 +97,13 @@ def measure(gguf: Path, rounds: int, steps: int) -> list[dict[str, Any]]:
         write_float32(gguf, Path(directory))
         models = {
             kind: Model(Path(directory) if kind == PLAIN else gguf, kind)
-            for kind in tqdm(KINDS, desc="models", disable=None)
+            for kind in tqdm(kinds, desc="models", disable=None)
         }
     found = []
     for number in tqdm(range(rounds + 1), desc="rounds", disable=None):
-        first, ms, tokens = number % len(KINDS), dict[tuple[str, str], float](), dict[str, list[int]]()
+        first, ms, tokens = number % len(kinds), dict[tuple[str, str], float](), dict[str, list[int]]()
         prompt = np.concatenate(texts[40 * number :])[:PROMPT]
-        for kind in [*KINDS][first:] + [*KINDS][:first]:
+        for kind in kinds[first:] + kinds[:first]:
             tokens[kind] = []
             for rows in ROWS:
                 times, made = models[kind].run(beginnings[16 * number :][:rows], steps + 1)
@@ -131,16 +131,16 @@ def _ends(times: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = command_line(__doc__, quick="one round of a few steps")
+    parser = command_line(__doc__, quick="one round of a few steps, the first two ways")
     parser.add_argument("--model", default="auto", help="a GGUF file; auto: SmolLM2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     asked = parser.parse_args()
-    rounds, steps = (1, 3) if asked.quick else (asked.rounds, asked.steps)
+    work = ([PLAIN, OWN], 1, 3) if asked.quick else ([*KINDS], asked.rounds, asked.steps)
     gguf = located(Settings(ModelSettings(asked.model))).model_directory
-    rows = measure(gguf, rounds, steps)
+    rows = measure(gguf, *work)
     if asked.json:
-        write_result(asked.json, {"model": gguf.name, "rounds": rounds, "rows": rows})
+        write_result(asked.json, {"model": gguf.name, "rounds": work[1], "rows": rows})
     print(table(rows))
 
 
