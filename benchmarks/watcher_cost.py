@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
@@ -110,15 +111,23 @@ def busy(port: int) -> Iterator[None]:
 
 
 def window(served: Gapless, seconds: float) -> Window:
-    def counts() -> tuple[float, int, float]:
-        spent_s = sum(sum(process.cpu_times()[:2]) for process in processes)
-        return time.perf_counter(), ask(served.run_directory, Order("status"))["generated_tokens"], spent_s
+    def counts() -> tuple[float, int]:
+        return time.perf_counter(), ask(served.run_directory, Order("status"))["generated_tokens"]
 
-    processes = served.processes()
-    begin = counts()
+    spent_s, begin = processor_s(served), counts()
     time.sleep(seconds)
-    lasted_s, num_tokens, spent_s = np.subtract(counts(), begin).tolist()
-    return Window(num_tokens / lasted_s, spent_s / num_tokens * 1e6)
+    lasted_s, num_tokens = np.subtract(counts(), begin).tolist()
+    spent_s = {pid: spent - spent_s.get(pid, spent) for pid, spent in processor_s(served).items()}
+    return Window(num_tokens / lasted_s, sum(spent_s.values()) / num_tokens * 1e6)
+
+
+def processor_s(served: Gapless) -> dict[int, float]:
+    """Returns the processor time of each process of the server by its pid, but of those that end now."""
+    found = {}
+    for process in served.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = sum(process.cpu_times()[:2])
+    return found
 
 
 def pair(served: Gapless, seconds: float, is_watched_first: bool) -> tuple[Window, Window]:

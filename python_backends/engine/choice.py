@@ -1,8 +1,9 @@
 """By what a model is computed, and in which type, where the settings leave it open (`auto`).
 
-The torch engine computes every model, on a CPU by layers in C++ where they know it. bfloat16 is taken if the
-checkpoint has it and the processor multiplies it: it halves the bytes that a step reads. Owns nothing and
-imports no engine's library: the launcher calls it before it starts anything.
+The torch engine computes every model, on a CPU by layers in C++ where they know it. bfloat16, which halves
+the bytes that a step reads, is taken if the checkpoint has it, and the processor multiplies it or layers
+compute the model: these make it float32 in registers. Owns nothing and imports no engine's library: the
+launcher calls it before it starts anything.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ def _dtype(settings: Settings, flags: Collection[str]) -> tuple[str, str]:
         return "float32", f"the checkpoint is of {stored}"
     if settings.model.device != "cpu":
         return "bfloat16", f"the checkpoint is of {stored}"
-    found = next((flag for flag in MULTIPLIES_BFLOAT16 if flag in flags), None)
-    if found is None:
-        return "float32", "this processor does not multiply bfloat16"
     if stored != "bfloat16":
         return "float32", f"the checkpoint is of {stored}, which bfloat16 would round"
-    return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
+    if found := next((flag for flag in MULTIPLIES_BFLOAT16 if flag in flags), None):
+        return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
+    if obstacle(settings, flags):
+        return "float32", "this processor does not multiply bfloat16"
+    return "bfloat16", "the checkpoint's, which becomes float32 where it is multiplied"
 
 
 def _stored(directory: Path) -> str:

@@ -87,6 +87,17 @@ AVX2 = frozenset(("avx2", "fma", "f16c"))
 AVX512 = AVX2 | frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 
 
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [({}, "bfloat16"), ({"torch_dtype": "float16"}, "float32"), ({"intermediate_size": 100}, "float32")],
+)
+def test_layers_take_bfloat16_where_the_processor_does_not_multiply_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], dtype: str
+) -> None:
+    monkeypatch.setattr(served, "is_kept", lambda: True)
+    assert chosen(tmp_path, set(AVX2), LLAMA | config) == ("torch", dtype)
+
+
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 4}
 LAYERS = "engine.kind = torch: with layers in C++"
 

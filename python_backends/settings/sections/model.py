@@ -20,7 +20,7 @@ class ModelSettings:
     dtype: str = setting(
         "auto",
         "type of weights, computation and KV blocks: float32 | bfloat16 | auto: bfloat16 if the checkpoint"
-        " has it and the processor multiplies it, else float32",
+        " has it, and the processor multiplies it or layers in C++ compute the model; else float32",
         choices=("auto", "float32", "bfloat16"),
     )
     weights: str = setting(
