@@ -11,7 +11,7 @@ from python_backends.engine.cpu.weight_memory import (
     PIECE_BYTES,
     WeightMemory,
     packed,
-    packed_groups,
+    packed_fours,
 )
 from python_backends.engine.model.description import Linear
 
@@ -47,7 +47,7 @@ def test_numbers_of_four_bits_have_their_places_in_words_before_scales_and_minim
 ) -> None:
     codes = torch.randint(0, 16, (33, 64), dtype=torch.uint8)
     scale, minimum = torch.randn(33, 2).half(), torch.randn(33, 2).half()
-    found = packed_groups(Linear(codes, None, scale, minimum), WeightMemory(), dtype)
+    found = packed_fours(Linear(codes, None, scale, minimum), WeightMemory(), dtype)
     assert found.shape == (2, 2, num_bytes)
     words = found[..., :512].contiguous().view(torch.int32).reshape(2, 2, 4, 2, 16)
     of_groups = found[..., 512:].contiguous().view(kept).reshape(2, 2, 2, 2, 16)

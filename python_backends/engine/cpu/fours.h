@@ -28,24 +28,24 @@ constexpr float LEAST = 1e-30f;  // a group of x without a greater number is tak
 
 // Of a panel: input 8·w + 2·i + o of the group lies in word w, from bit 4·i + 16·o on.
 template <typename Value>
-struct Group {
+struct Fours {
     static constexpr int INPUTS = GROUP;
     using Number = std::conditional_t<std::is_same_v<Value, float>, float, uint16_t>;
     uint32_t codes[GROUP / WORD][2][TILE];
     Number scales[2][TILE], minima[2][TILE];
 };
-static_assert(sizeof(Group<float>) == 768 && sizeof(Group<Bfloat16>) == 640);
+static_assert(sizeof(Fours<float>) == 768 && sizeof(Fours<Bfloat16>) == 640);
 
 struct Factors {
     Vector scales, minima;
 };
 
-inline Factors factors_of(const Group<float>& group, int tile) {
+inline Factors factors_of(const Fours<float>& group, int tile) {
     return {load(group.scales[tile]), load(group.minima[tile])};
 }
 
 // Inputs 8·w to 8·w + 7.
-inline Line part_of(const Group<float>& group, int word, int tile) {
+inline Line part_of(const Fours<float>& group, int word, int tile) {
     return load_line(reinterpret_cast<const char*>(group.codes[word][tile]));
 }
 
@@ -77,7 +77,7 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
 class FourMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched.
-    static void multiply(GroupedRows rows, int count, int depth, const Group<Bfloat16>* panel, float* sums) {
+    static void multiply(GroupedRows rows, int count, int depth, const Fours<Bfloat16>* panel, float* sums) {
         for (int row = 0; row < count; row += TOGETHER) {
             add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(*panel) / 64 : 0);
             rows.x += size_t(TOGETHER) * depth;
@@ -97,7 +97,7 @@ private:
     static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
 
     template <int ROWS>
-    static void add(int rows, const GroupedRows& of, int depth, const Group<Bfloat16>* panel, float* sums, int lines) {
+    static void add(int rows, const GroupedRows& of, int depth, const Fours<Bfloat16>* panel, float* sums, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, of, depth, panel, sums, lines);
@@ -113,7 +113,7 @@ private:
 
     // From the tile `begin` on.
     template <int ROWS, int TILES>
-    [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Group<Bfloat16>* panel, int begin, float* sums, int lines) {
+    [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Fours<Bfloat16>* panel, int begin, float* sums, int lines) {
         const int groups = depth / GROUP;
         for (int index = 0; index < groups; ++index, rows.x += GROUP) {
             const auto& group = panel[index];

@@ -24,7 +24,7 @@ from python_backends.engine.cpu.weight_memory import (
     in_eights,
     in_panels,
     packed,
-    packed_groups,
+    packed_fours,
     tiled,
 )
 from python_backends.engine.kv.kv_cache import KVCache
@@ -210,7 +210,7 @@ class PackedModel:
         outputs, depth = linear.weight.shape
         kind, of_outputs = FORMATS[linear.weight.dtype], None
         if linear.minimum is not None:
-            panels = packed_groups(linear, self._memory, self._dtype, gated)
+            panels = packed_fours(linear, self._memory, self._dtype, gated)
         elif (scales := scales_of_groups(linear)) is not None:
             panels, kind = self._memory.copied(in_eights(linear.weight, scales, gated)), EIGHTS
         else:

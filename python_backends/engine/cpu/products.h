@@ -39,7 +39,7 @@ size_t panel_bytes(const GaplessWeight& weight) {
     const size_t depth = weight.depth;
     switch (weight.format) {
         case GAPLESS_INT4:
-            return depth / GROUP * sizeof(Group<Value>);
+            return depth / GROUP * sizeof(Fours<Value>);
         case GAPLESS_EIGHTS:
             return depth / Eights::INPUTS * sizeof(Eights);
         case GAPLESS_INT8:
@@ -71,7 +71,7 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
             if (format == GAPLESS_INT4) {
-                const auto* fours = reinterpret_cast<const Group<Value>*>(from + panel * size);
+                const auto* fours = reinterpret_cast<const Fours<Value>*>(from + panel * size);
                 if constexpr (std::is_same_v<Value, Bfloat16>) {
                     FourMultiplier::multiply(grouped, rows, depth, fours, sums);
                 } else {

@@ -70,8 +70,8 @@ def in_panels(weight: Tensor, gated: bool = False, dtype: torch.dtype | None = N
     return tiles.permute(0, 3, 1, 4, 2, 5)
 
 
-def packed_groups(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated: bool = False) -> Tensor:
-    """A weight of 4 bits [out, in] as [panels, groups, bytes]: `Group` of fours.h, in a model of `dtype`."""
+def packed_fours(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated: bool = False) -> Tensor:
+    """A weight of 4 bits [out, in] as [panels, groups, bytes]: `Fours` of fours.h, in a model of `dtype`."""
     kept = torch.float32 if dtype == torch.float32 else torch.float16
     assert linear.scale is not None
     assert linear.minimum is not None
