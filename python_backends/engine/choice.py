@@ -2,17 +2,20 @@
 
 The torch engine computes every model, on a CPU by layers in C++ where they know it. bfloat16, which halves
 the bytes that a step reads, is taken if the checkpoint has it, and the processor multiplies it or layers
-compute the model: these make it float32 in registers. Owns nothing and imports no engine's library: the
-launcher calls it before it starts anything.
+compute the model: these make it float32 in registers. Where it is not multiplied, a GGUF file is taken in
+float32: layers read its few bits. Owns nothing and imports no engine's library: the launcher calls it before
+it starts anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from python_backends.checkpoint.facts import stored_dtype
+from python_backends.checkpoint.gguf.groups import KINDS as FEW_BITS
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.cpu.served import obstacle
@@ -78,7 +81,15 @@ def _dtype(settings: Settings, flags: Collection[str]) -> tuple[str, str]:
         return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
     if obstacle(settings, flags):
         return "float32", "this processor does not multiply bfloat16"
+    if settings.model.weights == "same" and _has_few_bits(settings.model_directory):
+        return "float32", "the file's weights stay in their few bits"
     return "bfloat16", "the checkpoint's, which becomes float32 where it is multiplied"
+
+
+def _has_few_bits(directory: Path) -> bool:
+    """Whether most weights are stored in bits that layers keep in a model of float32."""
+    sizes = [(prod(each.shape), each.dtype in FEW_BITS) for each in open_source(directory).tensors.values()]
+    return 2 * sum(size for size, few in sizes if few) > sum(size for size, _ in sizes)
 
 
 def _stored(directory: Path) -> str:

@@ -23,6 +23,7 @@ from python_backends.settings import (
     SettingsError,
     load,
 )
+from tests.support.published import published
 from tests.support.toy_engine import KIND, TOY
 
 AMX = {"avx512_bf16", "amx_bf16"}
@@ -96,6 +97,22 @@ def test_layers_take_bfloat16_where_the_processor_does_not_multiply_it(
 ) -> None:
     monkeypatch.setattr(served, "is_kept", lambda: True)
     assert chosen(tmp_path, set(AVX2), LLAMA | config) == ("torch", dtype)
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "dtype"),
+    [
+        (set(), {}, "float32"),
+        (set(), {"weights": "int4"}, "bfloat16"),
+        ({"avx512_bf16"}, {}, "bfloat16"),
+    ],
+)
+def test_few_bits_are_read_in_float32_where_the_processor_does_not_multiply_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], settings: dict[str, Any], dtype: str
+) -> None:
+    monkeypatch.setattr(served, "is_kept", lambda: True)
+    given = Settings(model=ModelSettings(str(published("smollm2")), **settings))
+    assert choose(given, {*AVX2, *flags}).settings.model.dtype == dtype
 
 
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 4}
