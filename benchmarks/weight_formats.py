@@ -3,10 +3,11 @@
     python -m benchmarks.weight_formats --json benchmarks/results/weight_formats.json
 
 The model is a GGUF file. `float32`: all of its numbers in float32. `own bits`: the same with few bits where
-the file has few; all tokens must be those of `float32`. The others: `model.weights` in bfloat16. All of them are in one process, whose rounds begin with another one each time. A step has 1, 2, 4 or
-16 rows, with beginnings of the prompts of `real_prompts`; or it is a prompt of 256 tokens, of such texts one
-after the other. Milliseconds: the median of the rounds, the least and the most; `of_float32` is the median of
-the rounds' ratios.
+the file has few; all tokens must be those of `float32`. The others: `model.weights` in bfloat16. All of them
+are in one process, whose rounds begin with another one each time. A step has 1, 2, 4 or 16 rows, with
+beginnings of the prompts of `real_prompts`; or it is a prompt of 256 tokens, of such texts one after the
+other. Milliseconds: the median of the rounds, the least and the most; `of_float32` is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
