@@ -1,13 +1,13 @@
-"""Measures what a watcher of the page at `/` costs: tokens a second while somebody reads what the page reads,
-and while nobody does.
+"""Measures what a watcher of the page at `/` costs: tokens a second with a client that reads what the page
+reads, and without one.
 
     python -m benchmarks.watcher_cost --json benchmarks/results/watcher_cost.json
 
 16 streams of `/v1/chat/completions` never stop; their prompts are those of `real_prompts`, their answers have
 240 tokens, EOS is ignored. Windows of some seconds follow each other; in one of each pair there is a watcher,
 and pairs take turns in which one. The tokens of a window are those that the scheduler model counts from its
-begin to its end. `of_alone` is the median of the pairs' ratios, `low` and `high` the bounds that hold 95 % of
-medians of pairs drawn again. The watcher is a thread of the client: a browser draws its page on a machine of
+begin to its end. `of_alone` is the median of the pairs' ratios, `low` and `high` its 95 % interval (bootstrap
+of the pairs). The watcher is a thread of the client: a browser draws its page on a machine of
 its own.
 """
 

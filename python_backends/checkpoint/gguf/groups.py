@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float32]
     Parts = tuple[NDArray[Any], ...]  # q, s and m of blocks, or q and s
 
-MIDDLE = 8  # the q of Q4_0 that stands for 0
+MIDDLE = 8  # the q of Q4_0 whose weight is 0
 
 
 def groups_of(where: Stored) -> Groups | None:
