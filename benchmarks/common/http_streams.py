@@ -140,10 +140,14 @@ class HttpStreams:
                 self.num_events += 1
                 if "error" in chunk:
                     raise RuntimeError(chunk["error"])
-                timing.tokens += [now] * self._num_tokens(chunk)
+                timing.tokens += [now] * self._new_tokens(chunk, timing)
                 self._keep(chunk, timing)
                 if self._is_last(chunk):
                     timing.ended = now
+
+    def _new_tokens(self, chunk: Event, timing: Timing) -> int:
+        """Returns how many tokens an event brings to those of `timing`."""
+        return self._num_tokens(chunk)
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
         """Records the content of an event. Does nothing here; subclasses for a kind of server may."""

@@ -47,16 +47,15 @@ def program(name: str) -> Path:
 
 
 class Streams(HttpStreams):
-    """Streams of llama-server's `/completion`."""
+    """Streams of llama-server's `/completion`. It sends no event for a token that ends within a character: the
+    next event counts that token, but does not have its id.
+    """
 
     def __init__(self, port: int, num_connections: int) -> None:
-        super().__init__(
-            port,
-            "/completion",
-            num_connections,
-            lambda event: len(event["tokens"]),
-            lambda event: event["stop"],
-        )
+        super().__init__(port, "/completion", num_connections, lambda _: 0, lambda event: event["stop"])
+
+    def _new_tokens(self, chunk: Event, timing: Timing) -> int:
+        return int(chunk["tokens_predicted"]) - len(timing.tokens)
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
         timing.ids += chunk["tokens"]
