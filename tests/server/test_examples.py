@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,9 +15,10 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.server.serving import BUSY, ROOT, Gapless, wait_for
+from tests.support.tinker_sdk import TINKER
 
 EXAMPLES = ROOT / "examples"
-NEEDS = {"tinker_steps.py": "tinker"}  # packages that are not installed everywhere
+OF_ITS_OWN = {"tinker_steps.py": TINKER}  # packages that are in a folder of their own, if they are installed
 PROGRAMS = {".py": sys.executable, ".sh": "bash", ".mjs": "node"}  # by the end of a file's name
 CITIES = ["Oslo", "Paris", "Cairo"]
 CALL = {
@@ -63,8 +63,9 @@ def served(directories: dict[str, Path]) -> Iterator[Gapless]:
 
 def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:
     """What an example prints, which must end well."""
-    if (package := NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    packages = OF_ITS_OWN.get(name)
+    if packages is not None and not packages.exists():
+        pytest.skip(f"build/set-up {packages.name} was not asked for")
     program = shutil.which(PROGRAMS[Path(name).suffix])
     if program is None:
         pytest.skip(f"{PROGRAMS[Path(name).suffix]} is not installed")
@@ -81,6 +82,7 @@ def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:
         "TRITON_GRPC_URL": f"127.0.0.1:{served.grpc_port}",
         "GAPLESS_FINETUNING__DIRECTORY": str(directories["finetuning.directory"]),
         "GAPLESS_MODEL__DTYPE": "float32",
+        "PYTHONPATH": str(packages or ""),
     }
     command = [program, f"examples/{name}"]
     if name == "move_request.py":  # other servers run beside this one

@@ -69,6 +69,7 @@ def kept(toy_model: Path) -> Iterator[Gapless]:
 
 
 def test_requests_move_by_tcp_and_no_text_changes(kept: Gapless, expected: Expected) -> None:
+    assert {psutil.Process(kept.instance_pid(number)).nice() for number in (0, 1)} == {0}
     check_answers(kept, expected, lambda client: client.drain(1))
     assert migrations(kept, "shuffle") >= 50
     assert kept.metrics()["gapless_migration_bytes_total"] > 0
@@ -210,6 +211,7 @@ def test_a_raylet_is_killed_and_every_text_is_whole(
 
     wait_for(lambda: len(its_instances()) == 1, 60)  # each raylet has one of the two
     instances = its_instances()
+    assert instances[0].nice() == 0
 
     def kill(client: Any) -> None:
         raylet.kill()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from python_backends.launcher import run_directories
@@ -49,6 +49,7 @@ class Keeper:
         """`threads`: the launcher's own OMP_NUM_THREADS, if it has one. Raises OSError if there is no place
         for a run directory.
         """
+        _take_usual_priority()
         self._name = instance_name(number)
         self._board = Board()
         self._held = ExitStack()
@@ -83,6 +84,14 @@ class Keeper:
     def stop(self, wait_s: float) -> None:
         self._child.stop(wait_s)
         self._held.close()
+
+
+def _take_usual_priority() -> None:
+    """Ray starts its processes at nice 15, unless RAY_worker_niceness of its raylet says otherwise: an
+    instance would wait for whatever else its host runs. Does nothing where that is not allowed.
+    """
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _own_address(endpoint: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
+os.environ.setdefault("RAY_worker_niceness", "0")  # else what Ray starts gives way to all else on its host
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
