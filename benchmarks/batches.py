@@ -3,9 +3,10 @@
     python -m benchmarks.batches --json benchmarks/results/batches.json
 
 The model that is served by default. Requests of 64 token ids come as a Poisson process, one a second, and
-stream 40 tokens each by /v1/completions. Three parts in one run: without a batch, with one of 200 lines
-(64 token ids, 20 tokens each), and without again; the two without are one figure. Before the last part the
-batch is answered to its end with no other request.
+stream 40 tokens each by /v1/completions: 60 without a batch, and 60 at the same times beside one of 200 lines
+(64 token ids, 20 tokens each), which is then answered to its end with no other request. Rounds take turns in
+which comes first; percentiles are of the requests of all rounds. `low` and `high` are the 95 % interval of a
+ratio (bootstrap of the requests).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from openai import OpenAI
 from openai.types import BatchRequestCounts
+from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
 from benchmarks.common.http_streams import HttpStreams
@@ -27,9 +29,11 @@ from tests.support.server.serving import Gapless
 
 ENDPOINT: Final = "/v1/completions"
 PROMPT, ANSWER, LINE_ANSWER = 64, 40, 20  # tokens
-NUM_LINES, NUM_ALONE, NUM_WITH = 200, 60, 120
+NUM_LINES, NUM_REQUESTS, ROUNDS = 200, 60, 5
 MOST_OPEN = 32
 IDS = 200  # of prompts: from 100 on
+PERCENTILES = (50, 90, 99)
+DRAWN, SEED = 10_000, 0
 
 
 class Measured:
@@ -44,10 +48,9 @@ class Measured:
             lambda event: event["choices"][0]["finish_reason"] is not None,
         )
 
-    def first_tokens_ms(self, count: int) -> list[float]:
-        """Of `count` requests that come at random, one a second."""
-        due_s = np.cumsum(self._generator.exponential(1.0, count)).tolist()
-        timings = self.streams.run([{**self._body(ANSWER), "stream": True} for _ in range(count)], due_s)
+    def first_tokens_ms(self, due_s: list[float]) -> list[float]:
+        """Of a request at each of these times, in seconds from now on."""
+        timings = self.streams.run([{**self._body(ANSWER), "stream": True} for _ in due_s], due_s)
         return [1e3 * (timing.tokens[0] - timing.submitted) for timing in timings]
 
     def batch(self, client: OpenAI, count: int) -> Any:
@@ -67,29 +70,36 @@ class Measured:
         return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
 
 
-def measure(served: Gapless, quick: bool) -> dict[str, Any]:
-    measured = Measured(served)
-    num_lines, num_alone, num_with = (6, 3, 6) if quick else (NUM_LINES, NUM_ALONE, NUM_WITH)
+def measure(served: Gapless, rounds: int, num_lines: int, num_requests: int) -> dict[str, Any]:
+    measured, generator = Measured(served), np.random.default_rng(SEED)
+    alone: list[float] = []
+    beside: list[float] = []
+    meanwhile, rest_s = [], []
     with contextlib.closing(measured.streams), measured.client() as client:
-        measured.first_tokens_ms(3)  # warms up
-        alone = measured.first_tokens_ms(num_alone)
-        batch = measured.batch(client, num_lines)
-        beside = measured.first_tokens_ms(num_with)
-        meanwhile = counts_of(client, batch.id).completed
-        began_s = time.perf_counter()
-        while client.batches.retrieve(batch.id).status == "in_progress":
-            time.sleep(0.2)
-        rest_s = time.perf_counter() - began_s
-        counts = counts_of(client, batch.id)
-        assert (counts.completed, counts.failed) == (num_lines, 0)
-        alone += measured.first_tokens_ms(num_alone)
-    rows: list[dict[str, Any]] = [
-        {"part": "alone", **figures(alone)},
-        {"part": "with a batch", **figures(beside)},
-    ]
-    ratios = {name: round(rows[1][name] / rows[0][name], 3) for name in ("p50_ms", "p90_ms", "p99_ms")}
-    said = {"ratios": ratios, "lines_answered_meanwhile": meanwhile, "rest_s": round(rest_s, 1)}
-    return {"rows": rows, "lines": num_lines, **said}
+        measured.first_tokens_ms([0.0, 1.0, 2.0])  # warms up
+        for number in tqdm(range(rounds), desc="rounds", disable=None):
+            due_s = np.cumsum(generator.exponential(1.0, num_requests)).tolist()
+            if number % 2 == 0:
+                alone += measured.first_tokens_ms(due_s)
+            batch = measured.batch(client, num_lines)
+            beside += measured.first_tokens_ms(due_s)
+            meanwhile.append(counts_of(client, batch.id).completed)
+            rest_s.append(answered_in_s(client, batch.id, num_lines))
+            if number % 2 == 1:
+                alone += measured.first_tokens_ms(due_s)
+    rows = [{"part": name, **figures(each)} for name, each in (("alone", alone), ("with a batch", beside))]
+    said = {"lines_answered_meanwhile": meanwhile, "rest_s": rest_s}
+    return {"rows": rows, "ratios": ratios(alone, beside), "lines": num_lines, **said}
+
+
+def answered_in_s(client: OpenAI, batch_id: str, num_lines: int) -> float:
+    """Waits until the batch has been answered."""
+    began_s = time.perf_counter()
+    while client.batches.retrieve(batch_id).status == "in_progress":
+        time.sleep(0.2)
+    counts = counts_of(client, batch_id)
+    assert (counts.completed, counts.failed) == (num_lines, 0)
+    return round(time.perf_counter() - began_s, 1)
 
 
 def counts_of(client: OpenAI, batch_id: str) -> BatchRequestCounts:
@@ -99,26 +109,37 @@ def counts_of(client: OpenAI, batch_id: str) -> BatchRequestCounts:
 
 
 def figures(first_tokens_ms: list[float]) -> dict[str, float]:
-    p50, p90, p99 = np.percentile(first_tokens_ms, (50, 90, 99))
-    return {
-        "requests": len(first_tokens_ms),
-        "p50_ms": round(float(p50), 1),
-        "p90_ms": round(float(p90), 1),
-        "p99_ms": round(float(p99), 1),
-    }
+    values = np.percentile(first_tokens_ms, PERCENTILES).tolist()
+    named = {f"p{each}_ms": round(value, 1) for each, value in zip(PERCENTILES, values, strict=True)}
+    return {"requests": len(first_tokens_ms), **named}
+
+
+def ratios(alone: list[float], beside: list[float]) -> list[dict[str, float]]:
+    generator = np.random.default_rng(SEED)
+    drawn = [
+        np.percentile(generator.choice(each, (DRAWN, len(each))), PERCENTILES, axis=1)
+        for each in (beside, alone)
+    ]
+    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975), axis=1)
+    found = np.percentile(beside, PERCENTILES) / np.percentile(alone, PERCENTILES)
+    names = ("percentile", "ratio", "low", "high")
+    return [
+        dict(zip(names, np.round(each, 3).tolist(), strict=True))
+        for each in zip(PERCENTILES, found, low, high, strict=True)
+    ]
 
 
 def main() -> None:
     asked = command_line(__doc__, "six lines, few requests, the small model").parse_args()
     served = Gapless(**{"model.directory": "bundled" if asked.quick else "auto"})
     try:
-        result = measure(served, asked.quick)
+        result = measure(served, *((2, 6, 3) if asked.quick else (ROUNDS, NUM_LINES, NUM_REQUESTS)))
     finally:
         served.stop()
-    print({name: value for name, value in result.items() if name != "rows"})
     if asked.json:
         write_result(asked.json, result)
     print(table(result["rows"]))
+    print(table(result["ratios"]))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "peers": SERVED,
     "real_lengths": (*PREDICTED, "benchmarks/real_prompts"),
     "scheduling": ("python_backends", "models/bundled"),
+    "tinker_cost": (*SERVED, "front", "benchmarks/real_prompts"),
     "token_gap": ("python_backends",),
     "triton_cost": (*SERVED, "benchmarks/peers"),
     "weight_formats": ("python_backends/engine", "python_backends/checkpoint"),

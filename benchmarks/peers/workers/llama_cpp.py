@@ -47,8 +47,8 @@ def program(name: str) -> Path:
 
 
 class Streams(HttpStreams):
-    """Streams of llama-server's `/completion`. It sends no event for a token that ends within a character: the
-    next event counts that token, but does not have its id.
+    """Streams of llama-server's `/completion`. It sends no event for a token that ends within a character:
+    the next event counts that token, but does not have its id.
     """
 
     def __init__(self, port: int, num_connections: int) -> None:
