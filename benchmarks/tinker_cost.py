@@ -138,7 +138,7 @@ def window(streams: HttpStreams, prompts: list[Prompt], trainer: Sdk | None, obj
     began_s = time.perf_counter()
     timings = streams.run(bodies(prompts))
     lasted_s = time.perf_counter() - began_s
-    trained = {"steps": 0, "tokens": 0, "loss": 0.0} if trainer is None else trainer.ask("stop")
+    trained = {} if trainer is None else trainer.ask("stop")
     tpots, gaps = tpots_ms(timings), 1e3 * np.concatenate([np.diff(each.tokens) for each in timings])
     p50, p99 = np.percentile(tpots, (50, 99)).tolist()
     return Window(
@@ -147,9 +147,9 @@ def window(streams: HttpStreams, prompts: list[Prompt], trainer: Sdk | None, obj
         tpot_p99_ms=p99,
         within=float((tpots <= objective_ms).mean()),
         late=float((gaps > objective_ms).mean()),
-        trained_tok_s=trained["tokens"] / lasted_s,
-        steps=trained["steps"],
-        loss=trained["loss"],
+        trained_tok_s=trained.get("tokens", 0) / lasted_s,
+        steps=trained.get("steps", 0),
+        loss=trained.get("loss", 0.0),
     )
 
 
