@@ -4,9 +4,9 @@
 
 The model that is served by default. Requests of 64 token ids come as a Poisson process, one a second, and
 stream 40 tokens each by /v1/completions: 60 without a batch, and 60 at the same times beside one of 200 lines
-(64 token ids, 20 tokens each), which is then answered to its end with no other request. Rounds take turns in
-which comes first; percentiles are of the requests of all rounds. `low` and `high` are the 95 % interval of a
-ratio (bootstrap of the requests).
+(64 token ids, 20 tokens each), which is then cancelled, or in the last round answered to its end with no
+other request. Rounds take turns in which comes first; percentiles are of the requests of all rounds. `low`
+and `high` are the 95 % interval of a ratio (bootstrap of the requests).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure(served: Gapless, rounds: int, num_lines: int, num_requests: int) -> 
     measured, generator = Measured(served), np.random.default_rng(SEED)
     alone: list[float] = []
     beside: list[float] = []
-    meanwhile, rest_s = [], []
+    meanwhile, rest_s = [], 0.0
     with contextlib.closing(measured.streams), measured.client() as client:
         measured.first_tokens_ms([0.0, 1.0, 2.0])  # warms up
         for number in tqdm(range(rounds), desc="rounds", disable=None):
@@ -84,12 +84,22 @@ def measure(served: Gapless, rounds: int, num_lines: int, num_requests: int) -> 
             batch = measured.batch(client, num_lines)
             beside += measured.first_tokens_ms(due_s)
             meanwhile.append(counts_of(client, batch.id).completed)
-            rest_s.append(answered_in_s(client, batch.id, num_lines))
+            if number == rounds - 1:
+                rest_s = answered_in_s(client, batch.id, num_lines)
+            else:
+                cancel(client, batch.id)
             if number % 2 == 1:
                 alone += measured.first_tokens_ms(due_s)
     rows = [{"part": name, **figures(each)} for name, each in (("alone", alone), ("with a batch", beside))]
     said = {"lines_answered_meanwhile": meanwhile, "rest_s": rest_s}
     return {"rows": rows, "ratios": ratios(alone, beside), "lines": num_lines, **said}
+
+
+def cancel(client: OpenAI, batch_id: str) -> None:
+    if client.batches.retrieve(batch_id).status == "in_progress":
+        client.batches.cancel(batch_id)
+    while client.batches.retrieve(batch_id).status in ("in_progress", "cancelling"):
+        time.sleep(0.2)
 
 
 def answered_in_s(client: OpenAI, batch_id: str, num_lines: int) -> float:

@@ -222,26 +222,55 @@ def test_an_unknown_batch_is_not_found(sdk: openai.OpenAI) -> None:
             sdk.batches.retrieve(name)
 
 
-def test_while_others_ask_one_request_is_open_and_later_half_of_the_slots(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pace, "TURN_S", 0.0)
+def test_beside_others_one_request_is_open_a_tenth_of_the_time_and_later_half_of_the_slots() -> None:
     said = status(instances=[instance(slots=16), instance(1, slots=16, state="lost")])
+    now_s = 100.0
 
     async def asked() -> dict[str, Any]:
         return said
 
     async def main() -> None:
-        made = Pace(asked)
-        assert await made.most(0) == 8
+        nonlocal now_s
+        made = Pace(asked, lambda: now_s)
+
+        async def most_after(seconds: float, num_open: int) -> int:
+            nonlocal now_s
+            now_s += seconds
+            return await made.most(num_open)
+
+        assert await most_after(0, 0) == 8
         said.update(status(request(1), request(2)), instances=[instance(slots=16)])
-        assert await made.most(2) == 8, "both are the batch's"
-        assert await made.most(1) == 1
+        assert await most_after(1, 2) == 8, "both are the batch's"
+        assert await most_after(1, 1) == 1, "one of them is another's"
+        assert await most_after(0, 0) == 0, "they were open for 2 s"
+        assert await most_after(20, 0) == 0, "a moment without others is waited for"
+        assert await most_after(17, 0) == 1, "not for ever"
+        assert await most_after(0.5, 0) == 0
         said.update(status(), instances=[instance(slots=16)])
-        assert await made.most(0) == 1, "the other one may come back"
-        monkeypatch.setattr(pace, "QUIET_S", 0.0)
-        assert await made.most(0) == 8
+        assert await most_after(4, 0) == 0, "others may come back"
+        assert await most_after(1, 0) == 1, "it rests nine times as long as one was open"
+        assert await most_after(60, 0) == 8, "others are gone"
         said.clear()
-        assert await made.most(0) == 0, "there is no server now"
+        assert await most_after(1, 0) == 0, "there is no server now"
+
+    asyncio.run(main())
+
+
+def test_a_batch_rests_for_a_minute_at_most() -> None:
+    said = status(instances=[instance(slots=16)])
+    now_s = 0.0
+
+    async def asked() -> dict[str, Any]:
+        return said
+
+    async def main() -> None:
+        nonlocal now_s
+        made = Pace(asked, lambda: now_s)
+        assert await made.most(0) == 8
+        now_s = 3600.0
+        said.update(status(request(1)), instances=[instance(slots=16)])
+        assert await made.most(0) == 0
+        now_s += 2 * pace.MOST_REST_S
+        assert await made.most(0) == 1
 
     asyncio.run(main())
