@@ -238,6 +238,7 @@ def test_beside_others_one_request_is_open_a_tenth_of_the_time_and_later_half_of
             now_s += seconds
             return await made.most(num_open)
 
+        await made.look()
         assert await most_after(0, 0) == 8
         said.update(status(request(1), request(2)), instances=[instance(slots=16)])
         assert await most_after(1, 2) == 8, "both are the batch's"
@@ -252,6 +253,24 @@ def test_beside_others_one_request_is_open_a_tenth_of_the_time_and_later_half_of
         assert await most_after(60, 0) == 8, "others are gone"
         said.clear()
         assert await most_after(1, 0) == 0, "there is no server now"
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_comes_while_others_ask_begins_with_one_request() -> None:
+    said = status(request(1), instances=[instance(slots=16)])
+    now_s = 100.0
+
+    async def asked() -> dict[str, Any]:
+        return said
+
+    async def main() -> None:
+        nonlocal now_s
+        made = Pace(asked, lambda: now_s)
+        await made.look()
+        said.update(status(), instances=[instance(slots=16)])
+        now_s += 5
+        assert await made.most(0) == 1, "others were there before the batch"
 
     asyncio.run(main())
 
