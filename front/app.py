@@ -91,7 +91,8 @@ class App:
         submitting = Submitting(settings)
         self.corrections = CorrectionWork(settings, model, corrections, submitting)
         asked = {path: self._asked(POSTS[path]) for path in BATCHED}
-        self.batches = BatchWork(batches, files, Pace(self._queue.now), asked)
+        self._pace = Pace(self._queue.now)
+        self.batches = BatchWork(batches, files, self._pace, asked)
         self.tinker = TinkerRoutes(settings, model, client, self._bodies)
         self._live = Live(self._queue, self._bodies, model.board, settings.front.demo)
         routes = [  # looked through in this order
@@ -174,6 +175,7 @@ class App:
             if is_draining(self._model.board):
                 said = "the server is shutting down and takes no new requests"
                 raise ProblemError(503, said, "shutting_down", kind="server_error")
+            self._pace.see_others()
             return answer(await self._bodies.read(request), self._model, self._client)
 
         return endpoint

@@ -24,7 +24,7 @@ class Pace:
         self._num_slots = 0
         self._are_others = False  # at the last look
         self._looked_s = self._others_s = -math.inf  # the last look, and the last one that saw others
-        # when the first of requests of a batch that are open began, and when none was left; NaN: some are open
+        # when a batch began to have requests open, and when it had none again; NaN: it has some
         self._began_s = self._ended_s = 0.0
 
     async def most(self, num_open: int) -> int:
@@ -32,7 +32,8 @@ class Pace:
         now_s = self._clock()
         if not num_open and math.isnan(self._ended_s):
             self._ended_s = now_s
-        await self.look(num_open)
+        if now_s - self._looked_s >= TURN_S:
+            await self._look(num_open, now_s)
         most = self._most(num_open, now_s)
         if most and not num_open:
             self._began_s, self._ended_s = now_s, math.nan
@@ -50,11 +51,11 @@ class Pace:
             rest_s *= 2  # it waits for a moment without them
         return int(now_s - self._ended_s >= rest_s)
 
-    async def look(self, num_open: int = 0) -> None:
-        """Asks the server, if that was not done just now. Called also while there is no batch."""
-        now_s = self._clock()
-        if now_s - self._looked_s < TURN_S:
-            return
+    def see_others(self) -> None:
+        """A request of others has come. Those that do not come by this front are seen while they are open."""
+        self._others_s = self._clock()
+
+    async def _look(self, num_open: int, now_s: float) -> None:
         said = await self._status()
         ready = [each for each in said.get("instances", ()) if each["state"] == "ready"]
         self._looked_s, self._num_slots = now_s, sum(each["slots"] for each in ready)

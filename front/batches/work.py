@@ -60,7 +60,6 @@ class BatchWork:
         self._lock = self._lock or self._store.lock()
         if self._lock is None:
             return
-        await self._pace.look()
         for batch in reversed(await asyncio.to_thread(self._store.all)):
             if batch.status not in ENDED:
                 asked = Asked(self._answers[batch.endpoint])

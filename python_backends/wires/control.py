@@ -40,8 +40,11 @@ class Asked:
                 return True
         except OSError:
             pass
-        self._connection.close()
+        self.close()
         return False
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class ControlEnd:
@@ -66,10 +69,13 @@ class ControlEnd:
         return [self._asked.get_nowait() for _ in range(self._asked.qsize())]
 
     def close(self) -> None:
+        """Orders that were not taken get no answer."""
         self._closing = True
         self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listening.close()
+        for each in self.take():
+            each.close()
 
     def _run(self) -> None:
         while not self._closing:

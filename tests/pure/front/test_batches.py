@@ -238,7 +238,6 @@ def test_beside_others_one_request_is_open_a_tenth_of_the_time_and_later_half_of
             now_s += seconds
             return await made.most(num_open)
 
-        await made.look()
         assert await most_after(0, 0) == 8
         said.update(status(request(1), request(2)), instances=[instance(slots=16)])
         assert await most_after(1, 2) == 8, "both are the batch's"
@@ -257,8 +256,8 @@ def test_beside_others_one_request_is_open_a_tenth_of_the_time_and_later_half_of
     asyncio.run(main())
 
 
-def test_a_batch_that_comes_while_others_ask_begins_with_one_request() -> None:
-    said = status(request(1), instances=[instance(slots=16)])
+def test_a_batch_that_comes_soon_after_others_begins_with_one_request() -> None:
+    said = status(instances=[instance(slots=16)])
     now_s = 100.0
 
     async def asked() -> dict[str, Any]:
@@ -267,10 +266,9 @@ def test_a_batch_that_comes_while_others_ask_begins_with_one_request() -> None:
     async def main() -> None:
         nonlocal now_s
         made = Pace(asked, lambda: now_s)
-        await made.look()
-        said.update(status(), instances=[instance(slots=16)])
+        made.see_others()
         now_s += 5
-        assert await made.most(0) == 1, "others were there before the batch"
+        assert await made.most(0) == 1, "another one was there before the batch"
 
     asyncio.run(main())
 
