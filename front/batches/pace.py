@@ -10,8 +10,8 @@ from typing import Any
 QUIET_S = 10.0  # so long after the last request of others, they count as gone
 TURN_S = 0.25  # how often the server is asked for them
 SHARE = 2  # without other requests, batches get one slot in two
-REST = 9.0  # beside others, one request of a batch is open a tenth of the time;
-MOST_REST_S = 60.0  # for a long one it is more
+REST = 9.0  # where others ask, a batch rests so many times as long as its last request was open
+MOST_REST_S = 60.0
 
 
 class Pace:
