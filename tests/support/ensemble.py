@@ -68,13 +68,14 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         if error := self.errors.pop(0) if self.errors else self.error:
             yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
             return
-        time.sleep(self.pause_s)
         found = self.turns.pop(0) if self.turns else self.pieces
         pieces = found if asked["stream"] else [whole(found)]
+        # before the first piece: gRPC asks for no other one of a request that is cancelled
+        if None in pieces and not context.add_callback(self.cancelled.set):  # cancelled already
+            self.cancelled.set()
+        time.sleep(self.pause_s)
         for piece in pieces:
             if piece is None:
-                if not context.add_callback(self.cancelled.set):  # cancelled already
-                    self.cancelled.set()
                 self.cancelled.wait(30)
                 return
             yield response(piece)
