@@ -14,7 +14,7 @@ import pytest
 
 from python_backends.launcher import health
 from python_backends.launcher.fleets import local
-from python_backends.launcher.fleets.keeper import Keeper, Share
+from python_backends.launcher.fleets.keeper import Keeper, Seen, Share
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.free_ports import free_ports
 from python_backends.nouns.instance_load import InstanceLoad
@@ -153,6 +153,7 @@ RAY = {
     "__init__.py": """
 import os
 usage, started, keepers, fault = os.environ.get("RAY_USAGE_STATS_ENABLED"), [], [], None
+answers = []  # of keepers, the next ones
 def init(**options):
     if fault:
         raise RuntimeError(fault)
@@ -163,16 +164,32 @@ def remote(kind):
     return Actor()
 def shutdown():
     pass
+def wait(asked, timeout):
+    return asked, []
+def get(answer):
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+class Method:
+    def remote(self):
+        return answers.pop(0)
+class Started:
+    start = look = Method()
 class Actor:
     def options(self, **options):
         self.chosen = options
         return self
     def remote(self, *given):
         keepers.append((self.chosen, given))
+        return Started()
 """,
-    "exceptions.py": "class RayError(Exception): ...\nclass GetTimeoutError(RayError): ...\n",
+    "exceptions.py": """
+class RayError(Exception): ...
+class GetTimeoutError(RayError): ...
+class ActorUnschedulableError(RayError): ...
+""",
     "util/__init__.py": "def get_node_ip_address(): return '127.0.0.1'\n",
-    "util/scheduling_strategies.py": "def NodeAffinitySchedulingStrategy(node, soft): return node\n",
+    "util/scheduling_strategies.py": "def NodeAffinitySchedulingStrategy(node, soft): return node, soft\n",
 }
 FLEET = "python_backends.launcher.fleets.ray_fleet"
 
@@ -241,6 +258,7 @@ def test_a_keeper_hears_how_many_threads_the_launcher_was_given(
     fleet(tmp_path).new_keeper(1)
     [(options, given)] = ray.keepers
     assert options["num_cpus"] == 0, "processors are shared by our own rule"
+    assert options["scheduling_strategy"] == ("one", False)
     assert given[1] == 1
     assert given[3:] == (Share(0, 2), own)
 
@@ -255,3 +273,15 @@ def test_a_cluster_without_a_host_for_an_instance_may_have_one_later(ray: Any, t
     ray.nodes = nodes
     child._fleet.new_keeper(1)
     assert len(ray.keepers) == 1
+
+
+def test_a_host_that_has_joined_a_moment_ago_is_asked_again(ray: Any, tmp_path: Path) -> None:
+    seen, refused = Seen(1, b"", None), sys.modules["ray.exceptions"].ActorUnschedulableError()
+    ray.answers[:] = [refused, refused, seen, seen]
+    child = fleet(tmp_path).child(1)
+    child.start()
+    for num_keepers in (2, 3, 3):
+        child.look()
+        assert len(ray.keepers) == num_keepers
+        assert child.how_it_ended() is None
+    assert not ray.answers

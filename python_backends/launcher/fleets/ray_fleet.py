@@ -18,7 +18,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is import
 os.environ.setdefault("RAY_worker_niceness", "0")  # else what Ray starts gives way to all else on its host
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
@@ -33,8 +33,6 @@ log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
 AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
-# how long a keeper is started again if Ray has put it on another host: a host that has just joined takes none
-PLACE_S = 15.0
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
 
@@ -44,14 +42,6 @@ class Host:
 
     node: str  # Ray's name of it
     address: str
-
-
-class HostedKeeper(Keeper):
-    """The actor that Ray runs."""
-
-    def node(self) -> str:
-        """Ray's name of its host."""
-        return str(ray.get_runtime_context().get_node_id())
 
 
 class RayFleet:
@@ -83,9 +73,9 @@ class RayFleet:
         ray.shutdown()
 
     def new_keeper(self, number: int) -> Any:
-        """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
-        runs it on another one if that is gone, or has joined a moment ago. Raises OSError if there is no host
-        for it at the moment.
+        """An actor for this instance, on the host that has the fewest; it may still have to be started. Its
+        answers raise ActorUnschedulableError if that host is gone, or has joined a moment ago. Raises OSError
+        if there is no host for it at the moment.
         """
         self._nodes.pop(number, None)
         hosts = self._hosts()
@@ -95,18 +85,14 @@ class RayFleet:
         node = min(hosts, key=lambda each: (self._is_avoided(each.node), taken.count(each.node))).node
         share = Share(taken.count(node) % self._num_parts, self._num_parts)
         self._nodes[number] = node
-        actor = ray.remote(HostedKeeper).options(
+        actor = ray.remote(Keeper).options(
             num_cpus=0,
             num_gpus=int(self._needs_gpu),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            # soft: Ray would take any host for an actor that needs no processor and no GPU
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
         )
         return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
-
-    def takes(self, number: int, node: str) -> bool:
-        """Its keeper has said where it runs: whether that is where it was asked to, or that one is gone."""
-        asked, self._nodes[number] = self._nodes[number], node
-        return node == asked or asked not in {host.node for host in self._hosts()}
 
     def lost_keeper(self, number: int) -> None:
         """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
@@ -133,25 +119,19 @@ class RayChild:
         self._number = number
         self._name = instance_name(number)
         self._keeper: Any = None
-        self._place_until_s = 0.0  # then it runs where Ray has put it
-        self._node: Any = None  # the answer that says where it runs is waited for
-        self._answer: Any = None  # else this one is
+        self._answer: Any = None  # that is waited for
         self._seen = Seen(0, b"", None)
 
     def start(self) -> None:
         self._seen = Seen(0, b"", None)
-        self._place_until_s = time.monotonic() + PLACE_S
         self._place()
 
     def look(self) -> None:
         if self._keeper is None or self._seen.how_it_ended is not None:
             return
         try:
-            if self._node is not None:
-                self._look_at_place()
-            elif _is_answered(self._answer):
-                self._take(ray.get(self._answer))
-                self._answer = self._keeper.look.remote()
+            if ray.wait([self._answer], timeout=0)[0]:
+                self._read()
         except (OSError, RayError) as error:
             log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
             self._fleet.lost_keeper(self._number)
@@ -174,31 +154,21 @@ class RayChild:
         self._keeper = None
 
     def _place(self) -> None:
-        """Has a keeper, which has no instance yet."""
         self._keeper = self._fleet.new_keeper(self._number)
-        self._node = self._keeper.node.remote()
+        self._answer = self._keeper.start.remote()
 
-    def _look_at_place(self) -> None:
-        if not _is_answered(self._node):
+    def _read(self) -> None:
+        try:
+            seen = ray.get(self._answer)
+        except ActorUnschedulableError:
+            self._place()
             return
-        is_taken = self._fleet.takes(self._number, ray.get(self._node))
-        if is_taken or time.monotonic() > self._place_until_s:
-            self._node = None
-            self._answer = self._keeper.start.remote()
-            return
-        ray.kill(self._keeper)
-        self._place()
-
-    def _take(self, seen: Seen) -> None:
+        self._answer = self._keeper.look.remote()
         if seen.record != self._seen.record:
             self._board.write(self._name, seen.record)
         elif seen.sign != self._seen.sign:
             self._board.beat(self._name)
         self._seen = seen
-
-
-def _is_answered(answer: Any) -> bool:
-    return bool(ray.wait([answer], timeout=0)[0])
 
 
 def _join(settings: Settings, files: RunFiles) -> None:
