@@ -46,14 +46,17 @@ def folder_of(path: Path) -> str:
     return path.relative_to(TESTS).parts[0]
 
 
+def is_slow(path: Path) -> bool:
+    return folder_of(path) in SLOW or str(path.relative_to(TESTS)) in SLOW
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = alternating(items)
     for item in items:
-        path = item.path.relative_to(TESTS)
         for marker, folders in NEEDS.items():
             if folder_of(item.path) in folders:
                 item.add_marker(marker)
-        if folder_of(item.path) in SLOW or str(path) in SLOW:
+        if is_slow(item.path):
             item.add_marker("slow")
 
 
@@ -67,7 +70,9 @@ def alternating(items: list[pytest.Item]) -> list[pytest.Item]:
     wait = sorted(
         (path for path in files if folder_of(path) in WAIT), key=lambda path: folder_of(path) == "server"
     )
-    compute = sorted(files.keys() - set(wait), key=lambda path: (folder_of(path) != "cpu", path))
+    compute = sorted(
+        files.keys() - set(wait), key=lambda path: (folder_of(path) != "cpu", not is_slow(path), path)
+    )
     order = [path for pair in zip_longest(wait, compute) for path in pair if path is not None]
     return [item for path in order for item in files[path]]
 
