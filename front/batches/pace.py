@@ -10,7 +10,7 @@ from typing import Any
 QUIET_S = 10.0  # so long after the last request of others, they count as gone
 TURN_S = 0.25  # how often the server is asked for them
 SHARE = 2  # without other requests, batches get one slot in two
-REST = 9.0  # where others ask, a batch rests so many times as long as its last request was open
+REST = 9.0  # beside others, a batch rests this many times as long as its last request took
 MOST_REST_S = 60.0
 
 

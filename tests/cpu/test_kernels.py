@@ -17,10 +17,12 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from benchmarks.gpu import kernels as gpu_kernels
+from benchmarks.gpu.kernels import WINDOWS_AND_CAPS
 from python_backends.engine.model.description import Heads
 from python_backends.engine.torch.paged_parts import divided, extra_parts
 
-for heads, window, softcap in ((Heads(6, 1, 24, 0.2), None, None), (Heads(4, 2, 16, 0.25), 16, 8.0)):
+for number, (window, softcap) in enumerate(WINDOWS_AND_CAPS):
+    heads = (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2))[number % 2]
     error = gpu_kernels.attention_error(heads, window, softcap, torch.float32, "cpu")
     assert error < 1e-5, (heads, window, softcap, error)
 dot = InterpreterBuilder.create_dot

@@ -119,7 +119,7 @@ class RayChild:
         self._number = number
         self._name = instance_name(number)
         self._keeper: Any = None
-        self._answer: Any = None  # that is waited for
+        self._answer: Any = None  # of the keeper; it may not be there yet
         self._seen = Seen(0, b"", None)
 
     def start(self) -> None:
@@ -160,7 +160,7 @@ class RayChild:
     def _read(self) -> None:
         try:
             seen = ray.get(self._answer)
-        except ActorUnschedulableError:
+        except ActorUnschedulableError:  # its host is gone, or has joined a moment ago
             self._place()
             return
         self._answer = self._keeper.look.remote()
