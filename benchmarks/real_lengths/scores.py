@@ -70,6 +70,9 @@ class Score:
     error_of_mean: float
     rank_correlation: float
     covered: float  # by the 0.9 quantile
+    covered_below: (
+        float | None
+    )  # of those whose 0.9 quantile is below the limit, which covers all; None: none
     width: float  # mean of the 0.9 quantile / mean length
 
 
@@ -80,11 +83,13 @@ def score(said: Said, answers: Answers) -> Score:
         for each in (said.quantiles[:, MEDIAN], said.mean, said.quantiles[:, NINETY])
     )
     rank, asked = np.broadcast_to(said.rank[:, None], lengths.shape), np.isfinite(lengths)
+    covered, below = lengths <= ninety, (ninety < most) & asked
     return Score(
         round(float(np.nanmean(np.abs(median - lengths))), 1),
         round(float(np.nanmean(np.abs(mean - lengths))), 1),
         round(rank_correlation(rank[asked], lengths[asked]), 3),
-        round(float((lengths <= ninety)[asked].mean()), 3),
+        round(float(covered[asked].mean()), 3),
+        round(float(covered[below].mean()), 3) if below.any() else None,
         round(float(ninety.mean() / np.nanmean(lengths)), 2),
     )
 
