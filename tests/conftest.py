@@ -50,6 +50,16 @@ def is_slow(path: Path) -> bool:
     return folder_of(path) in SLOW or str(path.relative_to(TESTS)) in SLOW
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a test of the circle that is asked for are not even imported."""
+    if not collection_path.match("test_*.py"):
+        return None
+    slow = is_slow(collection_path)
+    if config.option.markexpr == "slow":
+        return None if slow or "mark.slow" in collection_path.read_text("utf-8") else True
+    return True if slow and config.option.markexpr == "not slow" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = alternating(items)
     for item in items:

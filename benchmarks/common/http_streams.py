@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common.work import Timing, Work
 
 Event = dict[str, Any]
-END = b"0\r\n\r\n"  # of a chunked answer
+END = b"\r\n0\r\n\r\n"  # of a chunked answer; a head may end with the zero of a number
 
 
 class HttpStreams:

@@ -7,8 +7,9 @@ A server of SmolLM2-135M-Instruct learns from 500 answers (or `--learned DIRECTO
 Then each policy has a server of its own with what was learned, and gets the same prompts, about topics that
 were not learned from, with the same seeds at the same times: temperature 0.7, at most 1,024 tokens, gRPC.
 `oracle` is `ours` with lengths that are certain: each request asks for exactly as many tokens as it got from
-`ours`. Capacity is the throughput of `ours` when requests always wait. Good: first token within --ttft, then
---tpot a token on average.
+`ours`; `ours_none` predicts nothing. Capacity is the throughput of `ours` when requests always wait. Good:
+first token within --ttft, then --tpot a token on average. With --instances 2 slots and blocks are divided
+among two instances: which of them gets a request and which requests move is then predicted, too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from benchmarks.scheduling.figures import Figures, Times, figures_of
 from client import AsyncClient
 from tests.support.server.serving import Gapless
 
-POLICIES = ("fcfs", "past_future", "hrrn", "sjf", "ours", "oracle")
+POLICIES = ("fcfs", "past_future", "hrrn", "sjf", "ours_none", "ours", "oracle")
+NO_LENGTHS = "ours_none"
 DEFAULT = ("fcfs", "past_future", "hrrn", "ours", "oracle")
 MAX_TOKENS, BLOCK_TOKENS = 1024, 32
 IN_FLIGHT, CLOSED = 2, 6  # of the closed loop: requests at the same time, and all of them, for each slot
@@ -47,6 +49,7 @@ IN_FLIGHT, CLOSED = 2, 6  # of the closed loop: requests at the same time, and a
 class Row(Figures):
     answers: int
     tokens: int
+    moves: int  # of running or waiting requests to another instance
 
 
 @dataclass(slots=True)
@@ -76,9 +79,11 @@ class Bench:
                     "model.directory": "auto",
                     "prediction.directory": folder,
                     "prediction.relearn_s": NEVER_S,
-                    "engine.slots": asked.slots,
-                    "engine.kv_blocks": asked.blocks * asked.slots,
-                    "scheduling.policy": setting_of("ours" if policy == "oracle" else policy),
+                    "prediction.enabled": policy != NO_LENGTHS,
+                    "cluster.instances": asked.instances,
+                    "engine.slots": asked.slots // asked.instances,
+                    "engine.kv_blocks": asked.blocks * asked.slots // asked.instances,
+                    "scheduling.policy": setting_of("ours" if policy in ("oracle", NO_LENGTHS) else policy),
                     "scheduling.ttft_s": asked.ttft,
                     "finetuning.enabled": False,
                 }
@@ -122,12 +127,17 @@ class Bench:
         if policy == "ours":
             self._lengths[load, cv, draw] = [each.tokens for each in heard]
         preemptions = sum(value for name, value in metrics.items() if name.startswith("gapless_evictions"))
+        moves = sum(
+            value
+            for name, value in metrics.items()
+            if name.startswith("gapless_migrations_total") and 'outcome="done"' in name
+        )
         asked_s, first_s, last_s, tokens = (
             np.array([getattr(each, field.name) for each in heard]) for field in fields(Heard)
         )
         times, limits_s = Times(asked_s, first_s, last_s, tokens), (self._asked.ttft, self._asked.tpot)
         figures = figures_of(policy, load, cv, times, int(preemptions), limits_s)
-        return Row(**figures, answers=len(heard), tokens=int(tokens.sum()))
+        return Row(**figures, answers=len(heard), tokens=int(tokens.sum()), moves=int(moves))
 
     async def _ask(
         self,
@@ -183,6 +193,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="draws of prompts and arrivals")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--blocks", type=int, default=7, help=f"KV blocks of {BLOCK_TOKENS} tokens a slot")
+    parser.add_argument("--instances", type=int, choices=(1, 2, 4), default=1)
     parser.add_argument("--ttft", type=float, default=2.0, help="seconds")
     parser.add_argument("--tpot", type=float, default=0.15, help="seconds")
     asked = parser.parse_args()
@@ -212,7 +223,9 @@ def main() -> None:
             rows.append(bench.row(policy, load, cv, rate, draw))
             tqdm.write(" ".join(map(str, asdict(rows[-1]).values())))
     told = [asdict(row) for row in rows]
-    limits = {name: getattr(asked, name) for name in ("ttft", "tpot", "slots", "blocks", "seconds")}
+    limits = {
+        name: getattr(asked, name) for name in ("ttft", "tpot", "slots", "blocks", "instances", "seconds")
+    }
     if asked.json:
         write_result(asked.json, {"capacity_req_s": round(rate, 3), "limits": limits, "rows": told})
     print(table(told))

@@ -34,6 +34,7 @@ from python_backends.wires.control import ask
 
 log = logging.getLogger("gapless")
 
+HAVE_STREAMS = ("scheduler", "detokenizer")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
@@ -47,6 +48,14 @@ SHORTAGE_S = 1.0  # pause after something that the host refuses
 
 class StopError(Exception):
     """What takes long is left as it is."""
+
+
+class StreamsDiedError(Exception):
+    """The stub of a model that has the open streams is dead."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
 
 
 class Supervisor:
@@ -176,15 +185,16 @@ class Supervisor:
             return
         for model in self._server.end_hung_stubs():
             log.warning("model %s hangs: its process sent no heartbeat in time and was killed", model)
-        self._heal_stubs(self._server.dead_stubs())
+        try:
+            self._heal_stubs()
+        except StreamsDiedError as died:
+            self._restart_server(died.model, "its stub has died, and its streams with it")
 
-    def _heal_stubs(self, dead: set[str]) -> None:
+    def _heal_stubs(self) -> None:
+        """Raises StopError and StreamsDiedError."""
+        dead = self._dead_stubs()
         if dead - {PREDICTOR}:
             self._readiness.say(False)
-        for model in ("scheduler", "detokenizer"):
-            if model in dead:  # Triton fails what waits for a dead detokenizer at one request a second
-                self._restart_server(model, "its stub has died, and its streams with it")
-                return
         if PREDICTOR in dead:
             self._heal_predictor()
         for model in dead - {PREDICTOR}:
@@ -205,11 +215,24 @@ class Supervisor:
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
     def _meanwhile(self) -> None:
-        """To be done several times a second while a model is loaded. Raises StopError."""
+        """To be done several times a second while a model is loaded, which may take a minute. Raises
+        StopError and StreamsDiedError.
+        """
         self._patiently(self._instances.heal)
         self._patiently(self._front.heal)
         if self._signals:
             raise StopError
+        self._patiently(lambda: bool(self._dead_stubs()))
+
+    def _dead_stubs(self) -> set[str]:
+        """Their models' names. Raises StreamsDiedError: Triton could load such a model again, but fails what
+        waits for a dead one at one request a second.
+        """
+        dead = self._server.dead_stubs()
+        for model in HAVE_STREAMS:
+            if model in dead:
+                raise StreamsDiedError(model)
+        return dead
 
     def _restart_server(self, whose_fault: str, why: str) -> None:
         log.warning("%s: %s; starting the server again", whose_fault, why)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -40,10 +42,12 @@ def streams(port: int) -> HttpStreams:
     )
 
 
-def one_answer(connection: socket.socket) -> None:
+def one_answer(connection: socket.socket, head: bytes = HEAD, pause_s: float = 0.0) -> None:
     connection.recv(1 << 16)
     event = b"data: " + json.dumps({"tokens": [1, 2], "stop": True}).encode() + b"\n\n"
-    connection.sendall(HEAD + b"%x\r\n" % len(event) + event + b"\r\n" + END)
+    connection.sendall(head)
+    time.sleep(pause_s)
+    connection.sendall(b"%x\r\n" % len(event) + event + END)
 
 
 def test_a_request_is_sent_again_where_the_server_closes_after_every_answer() -> None:
@@ -51,6 +55,15 @@ def test_a_request_is_sent_again_where_the_server_closes_after_every_answer() ->
         timings = asked.run([{"number": number} for number in range(20)])
     assert [len(timing.tokens) for timing in timings] == [2] * 20
     assert all(timing.ended for timing in timings)
+
+
+def test_a_head_that_ends_with_a_zero_is_not_the_end_of_an_answer() -> None:
+    """llama.cpp's server sends it before the first token."""
+    head = HEAD.removesuffix(b"\r\n") + b"Keep-Alive: timeout=5, max=100\r\n\r\n"
+    answer = partial(one_answer, head=head, pause_s=0.1)
+    with served(answer) as port, contextlib.closing(streams(port)) as asked:
+        (timing,) = asked.run([{}])
+    assert len(timing.tokens) == 2
 
 
 def test_a_server_that_closes_instead_of_its_first_answer_ends_the_run() -> None:

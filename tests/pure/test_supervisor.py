@@ -126,6 +126,24 @@ def test_a_server_whose_streams_have_died_is_started_again(launcher: Launcher, m
     assert launcher.server.num_starts == 1
 
 
+@pytest.mark.parametrize("loaded", ["tokenizer", PREDICTOR])
+def test_a_stub_that_dies_while_another_model_is_loaded_is_not_waited_for(
+    launcher: Launcher, loaded: str
+) -> None:
+    """To load one may take a minute, in which no request would be answered."""
+
+    def for_ever(meanwhile: Callable[[], None]) -> bool:
+        for _ in range(3):
+            meanwhile()
+        launcher.server.dead = {loaded, "scheduler"}
+        while True:
+            meanwhile()
+
+    launcher.server.dead, launcher.server.loads = {loaded}, for_ever
+    launcher.look()
+    assert launcher.server.num_starts == 1
+
+
 @pytest.mark.parametrize("model", ["tokenizer", PREDICTOR])
 def test_a_signal_does_not_wait_for_a_model_that_is_loaded(launcher: Launcher, model: str) -> None:
     def for_ever(meanwhile: Callable[[], None]) -> bool:
