@@ -188,6 +188,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(DEFAULT))
     parser.add_argument("--loads", type=numbers, default=[0.9, 1.2], help="of capacity")
+    parser.add_argument("--capacity", type=float, help="requests a second; default: measured first")
     parser.add_argument("--cvs", type=numbers, default=[1.0], help="of the gaps between arrivals")
     parser.add_argument("--seconds", type=float, default=90.0, help="time for which requests arrive")
     parser.add_argument("--rounds", type=int, default=1, help="draws of prompts and arrivals")
@@ -216,7 +217,7 @@ def main() -> None:
             count, most = (QUICK_LEARNED, QUICK_TOKENS) if asked.quick else (LEARNED, MAX_TOKENS)
             learn_in(learned, prompts["learned"][:count], most)
         bench = Bench(asked, learned, prompts["new topics"])
-        rate = bench.capacity()
+        rate = asked.capacity or bench.capacity()
         print(f"capacity: {rate:.2f} requests a second", flush=True)
         cases = list(product(range(asked.rounds), asked.cvs, asked.loads, asked.policies))
         for draw, cv, load, policy in tqdm(cases, desc="policies"):
