@@ -70,9 +70,8 @@ class Score:
     error_of_mean: float
     rank_correlation: float
     covered: float  # by the 0.9 quantile
-    covered_below: (
-        float | None
-    )  # of those whose 0.9 quantile is below the limit, which covers all; None: none
+    # of those whose 0.9 quantile is below the limit, which would cover all; None: there are none
+    covered_below: float | None
     width: float  # mean of the 0.9 quantile / mean length
 
 

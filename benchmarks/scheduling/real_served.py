@@ -9,7 +9,7 @@ were not learned from, with the same seeds at the same times: temperature 0.7, a
 `oracle` is `ours` with lengths that are certain: each request asks for exactly as many tokens as it got from
 `ours`; `ours_none` predicts nothing. Capacity is the throughput of `ours` when requests always wait. Good:
 first token within --ttft, then --tpot a token on average. With --instances 2 slots and blocks are divided
-among two instances: which of them gets a request and which requests move is then predicted, too.
+among two instances: predicted lengths also say which of them gets a request, and which requests move.
 """
 
 from __future__ import annotations
