@@ -37,7 +37,7 @@ class Groups:
     last bit.
     """
 
-    codes: torch.Tensor  # q [out, in]: from 0 to 15 of uint8, or int8 where there are no minima
+    codes: torch.Tensor  # q [out, in]: from 0 to 15 of uint8, in groups of 32 with minima; or int8, of 16
     scales: torch.Tensor  # s [out, groups], float32
     minima: torch.Tensor | None  # m likewise; None: 0
 
@@ -92,7 +92,7 @@ class Source(Protocol):
         ...
 
     def groups(self, name: str, /) -> Groups | None:
-        """A matrix that is stored in few bits: in 4 by groups of 32, or in 5 to 8, given by groups of 16.
+        """A matrix that is stored in few bits: in 4 by groups of 32, or in others, given as bytes for 16.
         None: it is not stored so.
         """
         ...

@@ -25,7 +25,7 @@ from tests.support.tiny_models import BY_LAYERS, INT8_REGRET, Serving, TinyModel
 
 wanted = pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
 FOUR_BITS = ("Q4_0", "Q4_1")
-KEPT = (*FOUR_BITS, "Q4_K", "Q5_0", "Q6_K", "Q8_0")
+KEPT = (*FOUR_BITS, "Q2_K", "Q3_K", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 
 
 def drawn(outputs: int = 64, inputs: int = 128) -> Tensor:
@@ -57,14 +57,14 @@ def test_what_a_gguf_file_has_in_few_bits_is_read_so_and_gives_the_same_numbers(
     kind = gguf.GGMLQuantizationType[name]
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(3).integers(0, 256, (64 * 512 // block, num_bytes), np.uint8)
-    for place in (1, 3, 209):  # of scales and minima, or some codes
+    for place in (1, 3, 81, 83, 109, 209):  # of scales and minima, or some codes
         blocks[:, place : place + 1] &= 0x3F
     content = blocks.reshape(64, -1)
     path = tmp_path / "blocks"
     path.write_bytes(b"before" + content.tobytes())
     found = groups_of(Stored((64, 512), name, path, 6, content.size))
     assert found is not None
-    assert (found.minima is None) == (found.codes.dtype == torch.int8)
+    assert (found.codes.shape[1] // found.scales.shape[1] == 16) == (found.codes.dtype == torch.int8)
     minima = torch.zeros_like(found.scales) if found.minima is None else found.minima
     given = numbers(found.codes, found.scales, minima)
     assert torch.equal(given, torch.from_numpy(gguf.dequantize(content, kind)))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -32,7 +33,8 @@ from python_backends.checkpoint.model_facts import read_model_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.tensor_names import shapes_of
 from python_backends.engine.cpu.library import library
-from python_backends.engine.model.loading import CPU, Weights
+from python_backends.engine.model.loading import CPU, Weights, facts_of, open_weights
+from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import ModelSettings, Settings, SettingsError
 from tests.support.gguf_files import LLAMA, byte_level, sentence_piece, write
@@ -135,6 +137,18 @@ TEXTS = [
 ]
 
 
+DIFFERENT = {  # types of a file's tensors
+    "token_embd": "Q4_1",
+    "attn_q": "Q4_0",
+    "attn_k": "Q5_0",
+    "attn_v": "Q8_0",
+    "attn_output": "Q5_1",
+    "ffn_gate": "Q5_1",
+    "ffn_up": "Q4_1",
+    "ffn_down": "Q5_1",
+}
+
+
 def random_model(name: str) -> Any:
     torch.manual_seed(3)
     kind, options = MODELS[name]
@@ -191,6 +205,40 @@ def test_a_file_is_served_with_the_tokens_of_the_model(
     model = TinyModel(convert(original, tmp_path / "a.gguf"), original, agreement)
     requests = random_requests(6)
     model.check_all(requests, Serving(model.engine_of(kind)).run(requests))
+
+
+@pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
+def test_parts_of_a_product_that_have_different_bits_keep_them_in_bytes(
+    tmp_path: Path, agreement: Agreement
+) -> None:
+    """So does an embedding of 4 bits that is the head."""
+    original = random_model("qwen3")
+    plain = gguf.GGUFReader(convert(original, tmp_path / "plain.gguf"))
+    kinds = {part: gguf.GGMLQuantizationType[kind] for part, kind in DIFFERENT.items()}
+    more = {
+        tensor.name: in_blocks(tensor.data, kinds[part])
+        for tensor in plain.tensors
+        if (part := tensor.name.removesuffix(".weight").rpartition(".")[2]) in kinds
+    }
+    assert len(more) == 1 + SHAPE["num_hidden_layers"] * (len(kinds) - 1)
+    path = convert(original, tmp_path / "a.gguf", more)
+    rounded = from_source(path)
+    rounded.generation_config.eos_token_id = None
+    model, requests = TinyModel(path, rounded, agreement), random_requests(6)
+    settings = model.settings(dtype="float32")
+    facts = facts_of(settings)
+    weights = open_weights(settings, facts, for_layers=True)
+    products = [describe(facts, weights, 64).head]
+    for layer in take_layers(facts, weights):
+        attention, fed = layer.attention, layer.feed_forward
+        products += [attention.qkv, attention.output, fed.up, fed.down]
+    assert {each.weight.dtype for each in products} == {torch.int8}
+    assert all(each.minimum is not None for each in products)
+    model.check_all(requests, Serving(model.layers_engine(dtype="float32")).run(requests))
+
+
+def in_blocks(values: Any, kind: gguf.GGMLQuantizationType) -> Any:
+    return gguf.quantize(np.array(values), kind).view(np.dtype(np.uint8, metadata={"ggml": kind}))
 
 
 def test_a_file_whose_tensors_are_not_those_of_its_model_is_refused_by_their_names(tmp_path: Path) -> None:

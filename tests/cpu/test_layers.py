@@ -582,15 +582,22 @@ def test_spans_have_what_their_adapters_add(made_here: Made, options: dict[str, 
     made_here.check(sampled, model.logits(torch.stack(rows)))
 
 
-def in_bytes(linear: Linear) -> Linear:
+def in_eights(linear: Linear) -> Linear:
     """Other numbers, in groups of 16."""
     codes = torch.randint(-128, 128, linear.weight.shape, dtype=torch.int8)
     scales = torch.randn(len(codes), codes.shape[1] // 16) / 1000
     return Linear(codes, linear.bias, scales)
 
 
+def in_shifted_eights(linear: Linear) -> Linear:
+    """Likewise, with minima, of so few bits that products of codes and scales are exact."""
+    codes = torch.randint(-32, 32, linear.weight.shape, dtype=torch.int8)
+    scales, minima = (torch.randn(2, len(codes), codes.shape[1] // 16) / 100).bfloat16().float()
+    return Linear(codes, linear.bias, scales, minima)
+
+
 @wanted
-@pytest.mark.parametrize("by_group", [grouped, in_bytes], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize("by_group", [grouped, in_eights, in_shifted_eights])
 @pytest.mark.parametrize("kind", library.kinds_here())
 def test_weights_by_group_give_in_float32_what_their_numbers_give_to_the_last_bit(
     kind: Kind, by_group: Callable[[Linear], Linear], monkeypatch: pytest.MonkeyPatch
@@ -602,7 +609,7 @@ def test_weights_by_group_give_in_float32_what_their_numbers_give_to_the_last_bi
     model = made.model("odd", {"bias": True}, {"gated": False, "parallel": True})
     model.layers = [with_products(layer, by_group) for layer in model.layers]
     if by_group != grouped:
-        model.head = in_bytes(model.head)
+        model.head = by_group(model.head)
         model.embedding, model.embedding_scale = model.head.weight, 1.7
     of_numbers = copy.copy(model)
     of_numbers.layers = [with_products(layer, as_numbers) for layer in model.layers]

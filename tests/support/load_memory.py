@@ -22,7 +22,8 @@ OF_THE_HEAD = {"int8": 1.0, "int4": 1.0}
 PLAIN = {"float32": 4.0, "bfloat16": 2.0}
 OF_FEW_BITS = {  # of GGUF, in a model of float32
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 6 / 8),
-    **dict.fromkeys(("Q5_0", "Q6_K", "Q8_0"), 10 / 8),
+    **dict.fromkeys(("Q3_K", "Q5_0", "Q6_K", "Q8_0"), 10 / 8),
+    **dict.fromkeys(("Q2_K", "Q5_1", "Q5_K"), 12 / 8),
 }
 
 

@@ -157,6 +157,8 @@ private:
                     put_of_panels(static_cast<const int8_t*>(head.panels), token, width, head.scales[token] * scale, to);
                 } else if (!embedding && head.format == GAPLESS_EIGHTS) {
                     put_of_groups(static_cast<const Eights*>(head.panels), token, width, scale, to);
+                } else if (!embedding && head.format == GAPLESS_SHIFTED_EIGHTS) {
+                    put_of_groups(static_cast<const ShiftedEights*>(head.panels), token, width, scale, to);
                 } else if (!embedding) {
                     put_of_panels(static_cast<const Value*>(head.panels), token, width, scale, to);
                 } else {
@@ -176,12 +178,11 @@ private:
     }
 
     // to [width] = scale · the weights of an output.
-    static void put_of_groups(const Eights* panels, int output, int width, float scale, float* to) {
-        const auto* panel = panels + size_t(output / PANEL) * (width / Eights::INPUTS);
-        const int tile = output % PANEL / TILE, place = output % TILE;
+    template <typename Of>
+    static void put_of_groups(const Of* panels, int output, int width, float scale, float* to) {
+        const auto* panel = panels + size_t(output / PANEL) * (width / Of::INPUTS);
         for (int i = 0; i < width; ++i) {
-            const auto& group = panel[i / Eights::INPUTS];
-            to[i] = float(group.codes[tile][i % Eights::INPUTS][place]) * group.scales[tile][place] * scale;
+            to[i] = weight_of(panel[i / Of::INPUTS], output % PANEL / TILE, i % Of::INPUTS, output % TILE) * scale;
         }
     }
 

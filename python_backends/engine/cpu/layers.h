@@ -9,7 +9,14 @@
 
 #include <stdint.h>
 
-enum { GAPLESS_FLOAT32 = 0, GAPLESS_BFLOAT16 = 1, GAPLESS_INT8 = 2, GAPLESS_INT4 = 3, GAPLESS_EIGHTS = 4 };  // formats of numbers
+enum {  // formats of numbers
+    GAPLESS_FLOAT32 = 0,
+    GAPLESS_BFLOAT16 = 1,
+    GAPLESS_INT8 = 2,
+    GAPLESS_INT4 = 3,
+    GAPLESS_EIGHTS = 4,
+    GAPLESS_SHIFTED_EIGHTS = 5,
+};
 
 // y = s·(x·Wᵀ) + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
 struct GaplessWeight {

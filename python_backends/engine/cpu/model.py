@@ -50,7 +50,7 @@ ACTIVATIONS = (
     Activation.RELU_SQUARED,
 )
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-EIGHTS = 4  # of int8 by group
+EIGHTS = {1: 4, 2: 5}  # of int8 by group, by how many numbers a group has: scale, or scale and minimum
 HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
 
 
@@ -209,10 +209,11 @@ class PackedModel:
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
         outputs, depth = linear.weight.shape
         kind, of_outputs = FORMATS[linear.weight.dtype], None
-        if linear.minimum is not None:
+        if linear.weight.dtype == torch.uint8:
             panels = packed_fours(linear, self._memory, self._dtype, gated)
-        elif (scales := scales_of_groups(linear)) is not None:
-            panels, kind = self._memory.copied(in_eights(linear.weight, scales, gated)), EIGHTS
+        elif of_groups := numbers_of_groups(linear):
+            panels = self._memory.copied(in_eights(linear.weight, *of_groups, gated=gated))
+            kind = EIGHTS[len(of_groups)]
         else:
             panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
         scales_of_outputs, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
@@ -223,10 +224,10 @@ class PackedModel:
         kind, of_outputs = FORMATS[head.weight.dtype], head.scale
         rows = used_up(head.weight.contiguous().split(HEAD_ROWS))  # type: ignore[no-untyped-call]
         pieces = (in_panels(each, dtype=self._dtype) for each in rows)
-        if (scales := scales_of_groups(head)) is not None:
-            kind, of_outputs = EIGHTS, None
-            parts = zip(rows, scales.split(HEAD_ROWS), strict=True)  # type: ignore[no-untyped-call]
-            pieces = (in_eights(*part) for part in parts)
+        if of_groups := numbers_of_groups(head):
+            kind, of_outputs = EIGHTS[len(of_groups)], None
+            split = [each.split(HEAD_ROWS) for each in of_groups]  # type: ignore[no-untyped-call]
+            pieces = (in_eights(*part) for part in zip(rows, *split, strict=True))
         panels = self._memory.joined(pieces, -(-outputs // PANEL))
         scales_of_outputs, bias = (self._of_outputs(numbers, False) for numbers in (of_outputs, head.bias))
         return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
@@ -247,9 +248,11 @@ class PackedModel:
         return tensor.data_ptr()
 
 
-def scales_of_groups(linear: Linear) -> Tensor | None:
-    """None: it has none, or some for each output."""
-    return None if linear.scale is None or linear.scale.dim() == 1 else linear.scale
+def numbers_of_groups(linear: Linear) -> list[Tensor]:
+    """Scales, or scales and minima; none: it has none, or scales of outputs."""
+    if linear.scale is None or linear.scale.dim() == 1:
+        return []
+    return [linear.scale] if linear.minimum is None else [linear.scale, linear.minimum]
 
 
 class OpenModel:

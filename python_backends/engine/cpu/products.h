@@ -42,6 +42,8 @@ size_t panel_bytes(const GaplessWeight& weight) {
             return depth / GROUP * sizeof(Fours<Value>);
         case GAPLESS_EIGHTS:
             return depth / Eights::INPUTS * sizeof(Eights);
+        case GAPLESS_SHIFTED_EIGHTS:
+            return depth / Eights::INPUTS * sizeof(ShiftedEights);
         case GAPLESS_INT8:
             return depth * PANEL;
         default:
@@ -77,9 +79,14 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
                 } else {
                     multiplier.multiply_groups(x, rows, depth, fours, sums);
                 }
-            } else if (format == GAPLESS_EIGHTS) {
+            } else if (format == GAPLESS_EIGHTS || format == GAPLESS_SHIFTED_EIGHTS) {
                 if constexpr (std::is_same_v<Value, float>) {
-                    multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Eights*>(from + panel * size), sums);
+                    const auto* eights = from + panel * size;
+                    if (format == GAPLESS_EIGHTS) {
+                        multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Eights*>(eights), sums);
+                    } else {
+                        multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const ShiftedEights*>(eights), sums);
+                    }
                 }
             } else if (format == GAPLESS_INT8) {
                 multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);

@@ -85,13 +85,13 @@ def packed_fours(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated
     return memory.copied(torch.cat(parts, -1))
 
 
-def in_eights(weight: Tensor, scales: Tensor, gated: bool = False) -> Tensor:
-    """A weight of 8 bits [out, in] with scales [out, groups] as [panels, groups, 640] bytes: `Eights` of
-    eights.h.
+def in_eights(weight: Tensor, *of_groups: Tensor, gated: bool = False) -> Tensor:
+    """A weight of 8 bits [out, in] with scales [out, groups], and minima where it has some, as [panels,
+    groups, bytes]: `Eights` or `ShiftedEights` of eights.h.
     """
     codes = in_panels(weight, gated, torch.float32).flatten(2)
-    kept = tiled(scales, gated).permute(0, 3, 1, 2).contiguous().flatten(2).view(torch.int8)
-    return torch.cat([codes, kept], -1)
+    kept = [tiled(each, gated).permute(0, 3, 1, 2).contiguous().flatten(2) for each in of_groups]
+    return torch.cat([codes, *(each.view(torch.int8) for each in kept)], -1)
 
 
 def tiled(rows: Tensor, gated: bool) -> Tensor:

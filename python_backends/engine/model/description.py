@@ -35,7 +35,7 @@ class Linear:
     in a row times its scale, plus its minimum where there are minima.
     """
 
-    weight: Tensor  # [out, in]; int8 where there are scales, 0 to 15 of uint8 where there are minima
+    weight: Tensor  # [out, in]; int8 where there are scales, 0 to 15 of uint8 where a group has 4 bits
     bias: Tensor | None  # [out]
     scale: Tensor | None = None  # [out] in the model's dtype, or [out, groups]
     minimum: Tensor | None = None  # [out, groups]; with their scales of float16 or float32

@@ -19,7 +19,7 @@ from python_backends.checkpoint.rows import filled
 from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.checkpoint.tensor_names import shapes_of
 from python_backends.engine.model.description import Linear
-from python_backends.engine.model.quantised import AS_IT_IS, Rounding, quantise_rows, rounding
+from python_backends.engine.model.quantised import AS_IT_IS, Rounding, in_bytes, quantise_rows, rounding
 from python_backends.engine.model.random_source import RandomSource
 from python_backends.engine.model.used_rows import used_up
 from python_backends.settings import Settings, SettingsError
@@ -61,12 +61,13 @@ class Weights:
 
     def products(self, names: Sequence[str]) -> list[Linear]:
         """Those of a layer that have the same input, likewise, however the family stores them; their biases
-        are not read. All of them are kept by group, in as many bits, or none.
+        are not read. All of them are kept by group, in bytes where they have different bits, or none.
         """
         kept = [each for name in names if (each := self._in_groups(name))]
-        if len(kept) == len(names) and len({each.weight.dtype for each in kept}) == 1:
-            return kept
-        return [self._product(name) for name in names]
+        if len(kept) < len(names):
+            return [self._product(name) for name in names]
+        kinds = {(each.weight.dtype, each.minimum is None) for each in kept}
+        return kept if len(kinds) == 1 else list(map(in_bytes, kept))
 
     def _in_groups(self, name: str) -> Linear | None:
         if not self._rounding.keeps_groups or len(self._names[name]) > 1 or self._inputs_first:
@@ -84,13 +85,13 @@ class Weights:
         return self._rounding.product(Linear(self.tensor(name), None))
 
     def head(self, name: str) -> Linear:
-        """The head or the embedding that is one, likewise; by group in bytes, not in 4 bits. A CPU has it in
-        memory once, as it was or as it will be.
+        """The head or the embedding that is one, likewise; by group always in bytes. A CPU has it in memory
+        once, as it was or as it will be.
         """
         if self.device.type != "cpu":
             return Linear(self.tensor(name), None)
-        if (by_group := self._in_groups(name)) and by_group.minimum is None:
-            return by_group
+        if by_group := self._in_groups(name):
+            return by_group if by_group.weight.dtype == torch.int8 else in_bytes(by_group)
         rows, shape = self._rows(name), self._shapes[name]
         if self._rounding.head:
             return quantise_rows(rows, shape, self.dtype)

@@ -19,6 +19,7 @@ from python_backends.engine.model.description import Linear
 from python_backends.engine.model.four_bits import in_groups, numbers
 
 LARGEST = 127
+BYTES = 16  # of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,15 @@ def grouped(linear: Linear, wide: torch.dtype | None = None) -> Linear:
     if wide is None:
         return Linear(codes, linear.bias, scale, minimum)
     return Linear(numbers(codes, scale, minimum).to(wide), linear.bias)
+
+
+def in_bytes(linear: Linear) -> Linear:
+    """Any weight by group as bytes for groups of 16, with minima."""
+    assert linear.scale is not None
+    minimum = torch.zeros_like(linear.scale) if linear.minimum is None else linear.minimum
+    times = linear.weight.shape[1] // BYTES // linear.scale.shape[1]
+    scale, minimum = (each.repeat_interleave(times, 1) for each in (linear.scale, minimum))
+    return Linear(linear.weight.view(torch.int8), linear.bias, scale, minimum)
 
 
 def quantise(linear: Linear) -> Linear:

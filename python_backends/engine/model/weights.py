@@ -177,9 +177,8 @@ def _ends(facts: ModelFacts, weights: Weights) -> tuple[Tensor, Linear]:
 
 
 def _are_equal(one: Linear, other: Linear) -> bool:
-    if one.scale is not None and other.scale is not None and not torch.equal(one.scale, other.scale):
-        return False
-    return torch.equal(one.weight, other.weight)
+    pairs = ((one.weight, other.weight), (one.scale, other.scale), (one.minimum, other.minimum))
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
 def _norm(facts: ModelFacts, weights: Weights, name: str) -> Norm:
