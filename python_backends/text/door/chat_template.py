@@ -196,7 +196,8 @@ def _bounded(pieces: Iterable[str], limit: int) -> str:
 
 def template_of(checkpoint: Checkpoint) -> tuple[SpecialTokens, ChatTemplate | None]:
     """Returns the special tokens and the template of a checkpoint. The template's markers count as special,
-    whatever the tokenizer says: a content must not have them. Raises CheckpointError.
+    whatever the tokenizer says: a content must not have them. White space is none, though Gemma's tokenizers
+    have tokens of it, which their templates write. Raises CheckpointError.
     """
     texts, source, names = checkpoint.special_tokens, checkpoint.chat_template, checkpoint.named_tokens
     special = SpecialTokens(checkpoint.tokenizer, texts)
@@ -207,7 +208,7 @@ def template_of(checkpoint: Checkpoint) -> tuple[SpecialTokens, ChatTemplate | N
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.template_file}: {error}") from error
     added = [token.content for token in checkpoint.tokenizer.get_added_tokens_decoder().values()]
-    markers = template.markers(added) - texts
+    markers = template.markers(token for token in added if token.strip()) - texts
     if markers:
         special = SpecialTokens(checkpoint.tokenizer, texts | markers)
         template = ChatTemplate(source, names, special)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits, RefusedError, Request
@@ -645,6 +645,23 @@ def test_markers_of_the_template_are_special_whatever_the_tokenizer_says(content
     assert f"<|user|>{content}<|end|>" in getattr(answers[1], "echo", "")
     assert num_marks(door.answer({"text_input": content})) == []
     assert num_marks(door.answer({"text_input": "<|user|>", "text_input_is_rendered": True})) == [3]
+
+
+@pytest.mark.parametrize("content", ["one\n\ntwo\nthree", "\n\n  Hello there \n", "\n", " \n\n\n "])
+def test_tokens_of_white_space_are_no_markers_though_the_template_writes_them(content: str) -> None:
+    """As Gemma's tokenizers have them."""
+    tokenizer = unmarked_tokenizer()
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (1, 2)])
+    source = "{% for m in messages %}<|user|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>{{ '\\n' }}"
+    door = open_door(read(tokenizer, {"chat_template": source}, config={"n_positions": 512}), LIMITS)
+    whole = f"<|user|>\n{content}<|end|>\n<|assistant|>\n"
+    for fields, text in (
+        ({"messages": json.dumps([{"role": "user", "content": content}])}, whole),
+        ({"text_input": content}, content),
+    ):
+        request = door.answer(fields)
+        assert isinstance(request, Request), request
+        assert request.prompt.tolist() == tokenizer.encode(text).ids
 
 
 def test_what_a_template_looks_for_in_answers_is_no_marker() -> None:
