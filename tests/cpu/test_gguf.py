@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -133,6 +135,7 @@ TEXTS = [
     "Grüße, 你好, مرحبا, \U0001f680\U0001f468\u200d\U0001f469, ½ x\u0301",
     " begins with a space<|im_start|>user\n<think>hm</think><|im_end|>",
     "HTTPServer2 camelCase SNAKE_CASE DON'T I'LL WE'VE ... --- !!!/\n//",
+    "<s><turn>the end</s>\n in the<turn> \n\n and[INST] on [INST]\n",
     "",
 ]
 
@@ -275,23 +278,43 @@ def test_experts_of_an_architecture_that_has_none_are_refused_by_the_field(tmp_p
 
 @pytest.mark.parametrize("pre", [name for name, words in WORDS.items() if not words.single_digits])
 def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path) -> None:
-    same_tokens(write(tmp_path / "a.gguf", LLAMA | byte_level(pre)))
+    path = write(tmp_path / "a.gguf", LLAMA | byte_level(pre))
+    same_tokens(path, AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name).backend_tokenizer)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
-def test_sentence_piece_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+def published(name: str, theirs: dict[str, Any]) -> dict[str, Any]:
+    """What transformers reads from GGUF, as the tokenizer.json of such models has it where that differs."""
+    if name == "llama":
+        spaces = [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]
+        return theirs | {"pre_tokenizer": None, "normalizer": {"type": "Sequence", "normalizers": spaces}}
+    if name == "phi3":
+        tokens = theirs["added_tokens"]
+        return theirs | {
+            "added_tokens": [{**each, "rstrip": each["content"] in ("<turn>", "</s>")} for each in tokens]
+        }
+    return theirs
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "phi3"])
+def test_sentence_piece_tokens_are_those_of_the_published_tokenizer(name: str, tmp_path: Path) -> None:
+    architecture = name if name != "mistral" else "llama"
     own = {key.replace("llama.", f"{architecture}."): value for key, value in LLAMA.items()}
-    prefix = {"add_space_prefix": False} if architecture == "gemma3" else {}
-    fields = own | {"general.architecture": architecture} | sentence_piece(**prefix)
-    same_tokens(write(tmp_path / "a.gguf", fields))
+    fields = own | {"general.architecture": architecture} | sentence_piece(add_space_prefix=name != "gemma3")
+    if name == "mistral":
+        tokens = fields["tokenizer.ggml.tokens"]
+        tokens[tokens.index("<turn>")] = "[INST]"
+    path = write(tmp_path / "a.gguf", fields)
+    read = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name).backend_tokenizer
+    same_tokens(path, Tokenizer.from_str(json.dumps(published(name, json.loads(read.to_str())))))
 
 
-def same_tokens(path: Path) -> None:
-    theirs, ours = (
-        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name),
-        open_source(path).tokenizer(),
-    )
+def same_tokens(path: Path, theirs: Tokenizer) -> None:
+    ours = open_source(path).tokenizer()
     for text in [*TEXTS, Path(__file__).read_text()]:
-        wanted = theirs(text)["input_ids"]
+        wanted = theirs.encode(text).ids
         assert ours.encode(text).ids == wanted, text
-        assert ours.decode(wanted, skip_special_tokens=False) == theirs.decode(wanted), text
+        decoded = theirs.decode(wanted, skip_special_tokens=False)
+        assert ours.decode(wanted, skip_special_tokens=False) == decoded, text

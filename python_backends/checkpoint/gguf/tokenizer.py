@@ -17,6 +17,7 @@ from python_backends.checkpoint.gguf.splits import WORDS, Words
 
 KEY = "tokenizer.ggml"
 SPACE = "\u2581"
+INST = "[INST]"  # with which Mistral's instructions begin
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -30,6 +31,9 @@ class Kind(IntEnum):
     BYTE = 6
 
 
+# llama.cpp has this list, too: files don't say after which tokens white space is left out
+KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+
 NOT_MERGED = (Kind.UNKNOWN, Kind.CONTROL, Kind.UNUSED, Kind.BYTE)
 
 
@@ -41,14 +45,27 @@ def tokenizer_of(metadata: Metadata) -> Tokenizer:
     tokens = _tokens(metadata)
     kinds = metadata.many(f"{KEY}.token_type", int, len(tokens)) or [1] * len(tokens)
     tokenizer = _MODELS[model](metadata, tokens, kinds)
+    takes_spaces = _takes_spaces(metadata, tokens, kinds)
+
+    def added(token: str, special: bool) -> AddedToken:
+        return AddedToken(token, normalized=False, special=special, rstrip=token in takes_spaces)
+
     for kind, special in ((Kind.CONTROL, True), (Kind.USER_DEFINED, False)):
-        added = [token for token, each in zip(tokens, kinds, strict=True) if each == kind]
-        known = [token for token in added if tokenizer.token_to_id(token) is not None]
-        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in known])
+        some = [token for token, each in zip(tokens, kinds, strict=True) if each == kind]
+        known = [token for token in some if tokenizer.token_to_id(token) is not None]
+        tokenizer.add_tokens([added(token, special) for token in known])
     named = [token for name, token in named_tokens(metadata).items() if name != "unk_token"]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in named])
+    tokenizer.add_special_tokens([added(token, True) for token in named])
     _frame(tokenizer, metadata)
     return tokenizer
+
+
+def _takes_spaces(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[int]) -> set[str]:
+    """The tokens after which white space is left out: Phi-3's."""
+    if metadata.text("general.architecture") != "phi3" or metadata.text(f"{KEY}.model") != "llama":
+        return set()
+    control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == Kind.CONTROL}
+    return control.union(["</s>"]).difference(KEEP_SPACES)
 
 
 def named_tokens(metadata: Metadata) -> dict[str, str]:
@@ -99,11 +116,13 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], _kinds: Sequence[int]
 
 
 def _sentence_piece(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """As transformers builds it: Gemma's spaces become markers wherever they are, and its merges come in the
-    order of its tokens; elsewhere the best score is merged first.
+    """Gemma's merges come in the order of its tokens; elsewhere the best score is merged first, and a text has
+    a space before it: behind each special token, too, as llama.cpp has it and tokenizer.json of Llama 2,
+    TinyLlama, Mistral 7B 0.1 and 0.2, and Phi-3. In Mistral's later ones, where [INST] is a token, only the
+    first text has it.
     """
-    architecture = metadata.text("general.architecture")
-    is_gemma, is_phi = architecture.startswith("gemma"), architecture == "phi3"
+    is_gemma = metadata.text("general.architecture").startswith("gemma")
+    is_first_alone = (INST, Kind.CONTROL) in zip(tokens, kinds, strict=True)
     if is_gemma:
         tokens = [token.replace(" ", SPACE) if not token.strip(" ") else token for token in tokens]
         ranks: list[Any] = list(range(len(tokens)))
@@ -117,12 +136,11 @@ def _sentence_piece(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[i
     unknown = named_tokens(metadata).get("unk_token")
     tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = not is_gemma and metadata.flag(f"{KEY}.add_space_prefix", True)
-    if is_gemma or is_phi:
+    if prefix and is_first_alone:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+    else:
         marks = [normalizers.Prepend(SPACE)] if prefix else []
         tokenizer.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", SPACE)])
-    else:
-        scheme = "first" if prefix else "never"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
     tokenizer.decoder = decoders.Sequence(steps)
