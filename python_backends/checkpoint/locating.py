@@ -53,11 +53,18 @@ def located(facts: ModelFacts, source: Source) -> dict[str, Names]:
     tensors = source.tensors
     others = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     _refuse(source, "of another shape than config.json says are", others)
-    unknown = [name for name in tensors.keys() - shapes.keys() if not COMPUTED.search(name)]
+    others = [name for name in tensors.keys() - shapes.keys() if not COMPUTED.search(name)]
+    unknown = [name for name in others if not _adds_zero(source, name)]
     _refuse(source, "this model has no place for", unknown)
     strange = [name for name in shapes if NO_FLOAT.fullmatch(tensors[name].dtype)]
     _refuse(source, "this engine takes float weights only, not", strange)
     return found
+
+
+def _adds_zero(source: Source, name: str) -> bool:
+    """AutoGPTQ has written a bias for each module, though the model has none."""
+    is_bias = name.endswith(".bias") and len(source.tensors[name].shape) == 1
+    return is_bias and not source.read(name).any()
 
 
 def spellings(facts: ModelFacts) -> dict[str, list[Pieces]]:

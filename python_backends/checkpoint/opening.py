@@ -10,10 +10,16 @@ from python_backends.checkpoint.source import Source
 
 
 def open_source(path: Path) -> Source:
-    """A file is a GGUF file, and so is what a directory without config.json has. Reads nothing yet: what is
-    wrong with the files is said when they are asked for.
+    """A file is a GGUF file, and so is what a directory has without config.json, or without other weights.
+    Reads nothing yet: what is wrong with the files is said when they are asked for.
     """
     is_gguf = path.is_file() or (path.suffix == ".gguf" and not path.is_dir())
-    if is_gguf or (not (path / CONFIG).is_file() and gguf_files(path)):
+    if is_gguf or (gguf_files(path) and not _has_others(path)):
         return GgufSource(path)
     return DirectorySource(path)
+
+
+def _has_others(path: Path) -> bool:
+    """Repositories of GGUF files may have the config.json of the model that they were made from."""
+    weights = (path.glob(f"*.{kind}") for kind in ("safetensors", "bin"))
+    return (path / CONFIG).is_file() and any(any(found) for found in weights)

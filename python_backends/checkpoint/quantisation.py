@@ -93,12 +93,15 @@ def _gptq(said: Said) -> Layout:
     bits = said.one_of("bits", (4, 8))
     version = said.one_of("checkpoint_format", ("gptq", "gptq_v2", None))
     said.one_of("pack_dtype", ("int32", None))
-    said.none("dynamic", "is_marlin_format")
+    said.none("is_marlin_format")
+    rules = said.part("dynamic", said.get("dynamic") or {})
+    if not all(name.startswith("-:") for name in rules.names()):  # those say that modules stay as they were
+        raise said.refusal("dynamic", "must give no module other bits")
     return Gptq(bits, said.size("group_size"), zeros_less_one=version != "gptq_v2")
 
 
 def _compressed(said: Said) -> Layout:
-    said.one_of("quantization_status", ("compressed", None))
+    said.one_of("quantization_status", ("compressed", "frozen", None))
     said.none("kv_cache_scheme", "transform_config")
     sparsity = said.part("sparsity_config", said.get("sparsity_config") or {})
     sparsity.one_of("format", ("dense", None))

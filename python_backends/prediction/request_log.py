@@ -6,7 +6,9 @@ learner's process is its one writer; the predictor and `make stats` read at the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import random
 import sqlite3
 from collections.abc import Sequence
@@ -24,7 +26,10 @@ from python_backends.prediction.forest import Observations
 from python_backends.prediction.history import MAX_ANSWERS, Answered
 from python_backends.prediction.state_model import KnownStates
 
+log = logging.getLogger("gapless.learner")
+
 FILE = "requests.sqlite"
+DAMAGED = ".damaged"
 ERROR_TOKENS, ERROR_SHARE = 10, 0.1
 CUT_SHORT = (Finish.LENGTH, Finish.DEADLINE, Finish.CANCELLED)
 _SCHEMA = """
@@ -51,6 +56,41 @@ MAX_KNOWN = 4000  # the newest: prompts, and states at their ends, 9 MB of a mod
 MAX_WRITTEN = 1000  # the newest states of each later stage
 
 
+def _connected(directory: Path, mode: str) -> sqlite3.Connection:
+    where = f"{(directory / FILE).resolve().as_uri()}?mode={mode}"
+    return sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True)
+
+
+def _writable(directory: Path) -> sqlite3.Connection:
+    """Raises sqlite3.DatabaseError if the file is damaged."""
+    file = _connected(directory, "rwc")
+    try:
+        file.execute("PRAGMA journal_mode=WAL")
+        file.execute("PRAGMA synchronous=NORMAL")
+        file.executescript(_SCHEMA)
+        known = {row[1] for row in file.execute("PRAGMA table_info(answers)")}
+        if BUCKETS not in known:
+            file.execute(f"ALTER TABLE answers ADD COLUMN {BUCKETS} BLOB")
+        file.execute(_BUCKETS_KNOWN)
+        (said,) = file.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            raise sqlite3.DatabaseError(said)
+    except sqlite3.Error:
+        file.close()
+        raise
+    return file
+
+
+def _put_aside(directory: Path, error: sqlite3.Error) -> None:
+    where = directory / FILE
+    log.warning(
+        "%s is damaged (%s): it is called %s%s now, and a new one begins", where, error, FILE, DAMAGED
+    )
+    for part in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{where}{part}").replace(f"{where}{DAMAGED}{part}")
+
+
 def instruction_id(text: str) -> int:
     """The same for the same instruction in all requests; does not reveal it."""
     # SQLite's integers have a sign
@@ -69,24 +109,22 @@ def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
 
 class RequestLog:
     def __init__(self, directory: Path, max_answers: int = 0) -> None:
-        """Opens the log, only for reading if `max_answers` is 0. Raises sqlite3.Error or OSError."""
-        if max_answers:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Opens the log, only for reading if `max_answers` is 0; else a damaged one is put aside, and a new
+        one begins. Raises sqlite3.Error or OSError.
+        """
         self._max_answers = max_answers
-        where = f"{(directory / FILE).resolve().as_uri()}?mode={'rwc' if max_answers else 'rw'}"
-        self._file = sqlite3.connect(
-            where, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True
-        )
-        if max_answers:
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            self._file.executescript(_SCHEMA)
-            known = {row[1] for row in self._file.execute("PRAGMA table_info(answers)")}
-            if BUCKETS not in known:
-                self._file.execute(f"ALTER TABLE answers ADD COLUMN {BUCKETS} BLOB")
-            self._file.execute(_BUCKETS_KNOWN)
-        else:
+        if not max_answers:
+            self._file = _connected(directory, "rw")
             self._file.execute("PRAGMA query_only=1")
+            return
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._file = _writable(directory)
+        except sqlite3.OperationalError:  # locked, or no room
+            raise
+        except sqlite3.DatabaseError as error:
+            _put_aside(directory, error)
+            self._file = _writable(directory)
 
     def close(self) -> None:
         self._file.close()

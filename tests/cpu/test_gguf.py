@@ -302,11 +302,11 @@ def published(name: str, theirs: dict[str, Any]) -> dict[str, Any]:
 def test_sentence_piece_tokens_are_those_of_the_published_tokenizer(name: str, tmp_path: Path) -> None:
     architecture = name if name != "mistral" else "llama"
     own = {key.replace("llama.", f"{architecture}."): value for key, value in LLAMA.items()}
-    fields = own | {"general.architecture": architecture} | sentence_piece(add_space_prefix=name != "gemma3")
+    pieces = sentence_piece(add_space_prefix=name != "gemma3")
     if name == "mistral":
-        tokens = fields["tokenizer.ggml.tokens"]
+        tokens = pieces["tokenizer.ggml.tokens"]
         tokens[tokens.index("<turn>")] = "[INST]"
-    path = write(tmp_path / "a.gguf", fields)
+    path = write(tmp_path / "a.gguf", own | {"general.architecture": architecture} | pieces)
     read = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name).backend_tokenizer
     same_tokens(path, Tokenizer.from_str(json.dumps(published(name, json.loads(read.to_str())))))
 

@@ -17,6 +17,7 @@ from python_backends.checkpoint.opening import open_source
 from python_backends.checkpoint.quantisation import FIELD, METHODS, read_layout
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.cpu.library import library
+from python_backends.settings import SettingsError
 from tests.support.quantised_checkpoints import AWQ, BLOCKED, SCHEMES, change, compressed, gptq_config, write
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
@@ -77,7 +78,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         gptq_config(4, checkpoint_format="marlin"),
         "checkpoint_format = 'marlin': only",
     ),
-    "GPTQ with modules of their own": (gptq_config(4, dynamic={"+:x": {}}), "dynamic = {'+:x': {}}: is not"),
+    "GPTQ with modules of their own": (gptq_config(4, dynamic={"+:x": {}}), "dynamic = {'+:x': {}}: must"),
     "FP8 of another type": ({**BLOCKED, "fmt": "e5m2"}, "fmt = 'e5m2': only e4m3 is served"),
     "FP8 of other blocks": (
         {**BLOCKED, "weight_block_size": [1, 2, 3]},
@@ -129,6 +130,32 @@ def test_what_is_not_known_is_refused_by_its_field(name: str) -> None:
     assert str(raised.value).startswith(f"{PATH}: {FIELD}: ")
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_modules_that_stay_as_they_were_change_nothing() -> None:
+    plain, said = gptq_config(4), gptq_config(4, dynamic={"-:.*gate.*": {}, "-:lm_head": {"bits": 8}})
+    assert read_layout(PATH, {FIELD: said}) == read_layout(PATH, {FIELD: plain})
+
+
+def test_weights_whose_quantising_has_not_been_taken_back_are_the_same() -> None:
+    scheme = compressed("pack-quantized", **INT4, symmetric=True)
+    status = {**scheme, "quantization_status": "frozen"}
+    assert read_layout(PATH, {FIELD: status}) == read_layout(PATH, {FIELD: scheme})
+
+
+def test_biases_of_zeros_that_the_model_lacks_are_left_out(one: TinyModel, tmp_path: Path) -> None:
+    """As AutoGPTQ has written them; others are refused."""
+    write(SCHEMES["GPTQ of 4 bits"], one.directory, tmp_path / "quantised", tmp_path / "plain")
+    file = tmp_path / "quantised" / "model.safetensors"
+    tensors, bias = load_file(file), "model.layers.0.mlp.down_proj.bias"
+    requests = random_requests(2)
+    model = TinyModel(tmp_path / "quantised", None, one.agreement)
+    answers = Serving(model.engine()).run(requests)
+    save_file({**tensors, bias: torch.zeros(64)}, file)
+    assert Serving(model.engine()).run(requests) == answers
+    save_file({**tensors, bias: torch.ones(64)}, file)
+    with pytest.raises(SettingsError, match=f"this model has no place for {bias}"):
+        model.engine()
 
 
 def test_a_checkpoint_without_a_scheme_has_none() -> None:

@@ -48,6 +48,8 @@ def test_a_file_and_a_directory_that_has_one_are_the_same_checkpoint(tmp_path: P
     assert one.digest() == other.digest()
     assert one.config["architectures"] == ["LlamaForCausalLM"]
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert open_source(tmp_path).config == one.config
+    (tmp_path / "model.safetensors").touch()
     assert open_source(tmp_path).config == {"model_type": "qwen2"}
 
 
@@ -254,6 +256,7 @@ def test_bytes_of_a_sentence_piece_vocabulary_spell_what_it_lacks(tmp_path: Path
         "\u2581the",
         "\u2581and",
         "\n\n",
+        "\u2581",
         "<0xC3>",
         "<0xA9>",
         "<turn>",

@@ -116,10 +116,10 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], _kinds: Sequence[int]
 
 
 def _sentence_piece(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """Gemma's merges come in the order of its tokens; elsewhere the best score is merged first, and a text has
-    a space before it: behind each special token, too, as llama.cpp has it and tokenizer.json of Llama 2,
-    TinyLlama, Mistral 7B 0.1 and 0.2, and Phi-3. In Mistral's later ones, where [INST] is a token, only the
-    first text has it.
+    """Gemma's merges come in the order of its tokens. Elsewhere the best score is merged first, and a text
+    has a space before it: behind each special token, too, as in llama.cpp and in the tokenizer.json of
+    Llama 2, TinyLlama, Mistral 7B 0.1 and 0.2, and Phi-3. In Mistral's later ones, where [INST] is a token,
+    only the first text has it.
     """
     is_gemma = metadata.text("general.architecture").startswith("gemma")
     is_first_alone = (INST, Kind.CONTROL) in zip(tokens, kinds, strict=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.nouns.request import Finish
-from python_backends.prediction.request_log import RequestLog, instruction_id, teaches
+from python_backends.prediction.request_log import FILE, RequestLog, instruction_id, teaches
 from tests.support.records import ENCODER, record
 
 
@@ -45,6 +45,23 @@ def test_the_newest_answers_come_first_and_the_oldest_make_room(tmp_path: Path) 
     assert [answer.num_output_tokens for answer in log.recent()] == list(range(25, 15, -1))
     assert log.num_answers() == 10
     log.close()
+
+
+@pytest.mark.parametrize("kept_bytes", [20, 5000])
+def test_a_damaged_log_is_put_aside_and_a_new_one_begins(
+    tmp_path: Path, kept_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, file = log_of(tmp_path), tmp_path / FILE
+    log.add([record(num_output=n) for n in range(1, 26)])
+    log.close()
+    damaged = file.read_bytes()[:kept_bytes] + b"no page of a log" * 100
+    file.write_bytes(damaged)
+    log = log_of(tmp_path)
+    log.add([record(num_output=7)])
+    assert log.num_answers() == 1
+    log.close()
+    assert (tmp_path / f"{FILE}.damaged").read_bytes()[:20] == damaged[:20]
+    assert f"{file} is damaged" in caplog.text
 
 
 def test_only_lengths_that_say_something_are_kept_and_cut_ones_are_marked(tmp_path: Path) -> None:
