@@ -43,9 +43,9 @@ class Chat(Answering):
     def __init__(self, ask: ChatAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
         longest = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
-        messages = plain_messages(ask.messages, model)
         choice = choice_of(ask.tool_choice)
         tools = list(of_openai(ask.tools or ())) if choice.mode != NONE else []
+        messages = plain_messages(ask.messages, model, bool(tools))
         extras = _extras(ask, model, tools)
         wish = Wish(
             tools,

@@ -18,13 +18,14 @@ MAX_TURNS = 4096  # of a longer chat nothing is changed: the ensemble says what 
 BETWEEN = "\n\n"  # two messages that became one
 
 
-def fitted(turns: Sequence[Turn], template: ChatTemplate | None) -> list[Message]:
-    """Returns the messages for the ensemble."""
+def fitted(turns: Sequence[Turn], template: ChatTemplate | None, has_tools: bool) -> list[Message]:
+    """Returns the messages for the ensemble, which is asked with tools or without."""
     plain = list(turns)
-    if template is None or not template.probe.arguments:
+    has_tools = has_tools and template is not None and template.probe.writes_tools
+    if template is None or not template.probe.arguments(has_tools):
         plain = [_with_calls_as_text(turn) for turn in plain]
     if template is not None and len(plain) <= MAX_TURNS:
-        plain = _written(plain, template)
+        plain = _written(plain, template, has_tools)
     names = {call.id: call.name for turn in plain for call in turn.calls}
     return [_message(turn, names) for turn in plain]
 
@@ -44,14 +45,14 @@ def _message(turn: Turn, names: Mapping[str, str]) -> Message:
     return made
 
 
-def _written(turns: list[Turn], template: ChatTemplate) -> list[Turn]:
+def _written(turns: list[Turn], template: ChatTemplate, has_tools: bool) -> list[Turn]:
     """Changes no more than it takes until the template writes all turns; nothing if it never does."""
     changed = turns
     for change in CHANGES:
-        if template.probe.writes_all(_kinds(changed)):
+        if template.probe.writes_all(_kinds(changed), has_tools):
             return changed
         changed = change(changed)
-    return changed if template.probe.writes_all(_kinds(changed)) else turns
+    return changed if template.probe.writes_all(_kinds(changed), has_tools) else turns
 
 
 def _kinds(turns: Sequence[Turn]) -> tuple[str, ...]:

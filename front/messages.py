@@ -15,12 +15,12 @@ from front.turns import Call, Turn, arguments_of, joined
 SAME_ROLE = {"developer": "system", "function": "tool"}
 
 
-def plain_messages(messages: list[asks.Message], model: Model) -> list[Message]:
+def plain_messages(messages: list[asks.Message], model: Model, has_tools: bool) -> list[Message]:
     """Returns what the ensemble is asked. Raises ProblemError."""
     if not messages:
         raise refused("messages", ": must have at least one message")
     turns = [_turn(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    return fitted(turns, model.template)
+    return fitted(turns, model.template, has_tools)
 
 
 def _turn(name: str, message: asks.Message) -> Turn:

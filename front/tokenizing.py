@@ -39,9 +39,10 @@ class Tokenizing:
         if (ask.prompt is None) == (ask.messages is None):
             raise refused("prompt", ", messages: exactly one of them must be given")
         if ask.messages is not None:
-            tools, named = of_openai(ask.tools or ()), ask.chat_template_kwargs or {}
+            tools, named = list(of_openai(ask.tools or ())), ask.chat_template_kwargs or {}
             extras = extras_of(self._model, tools, named, bool(ask.continue_final_message))
-            ids = self._ids(messages=json.dumps(plain_messages(ask.messages, self._model)), **extras)
+            messages = plain_messages(ask.messages, self._model, bool(tools))
+            ids = self._ids(messages=json.dumps(messages), **extras)
         else:
             ids = self._ids(text_input=ask.prompt)
         return {"count": len(ids), "max_model_len": self._model.max_tokens, "tokens": ids.tolist()}

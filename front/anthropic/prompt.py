@@ -27,4 +27,5 @@ def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], list[Tool], d
         named["enable_thinking"] = THINKS[kind]
     is_none = (ask.tool_choice or {}).get("type") == "none"
     tools = [] if is_none else list(of_anthropic(ask.tools or ()))
-    return fitted(turns, model.template), tools, extras_of(model, tools, named, continues)
+    messages = fitted(turns, model.template, bool(tools))
+    return messages, tools, extras_of(model, tools, named, continues)

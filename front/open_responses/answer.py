@@ -41,12 +41,12 @@ class Answer:
 
     def __init__(self, ask: ResponsesAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
-        messages = fitted(turns_of(ask), model.template)
+        tools = list(of_openai(ask.given_tools))
+        messages = fitted(turns_of(ask), model.template, bool(tools))
         longest = ask.max_output_tokens
         if longest is not None and longest < 1:
             raise refused("max_output_tokens", f" = {longest}: must be at least 1")
         given = thinking((ask.reasoning or {}).get("effort"), "reasoning.effort")
-        tools = list(of_openai(ask.given_tools))
         extras = extras_of(model, tools, given)
         wish = Wish(
             tools,

@@ -78,7 +78,7 @@ def _texts(name: HubName, *, is_local: bool) -> tuple[Path, dict[str, int]]:
 
     asked: dict[str, Any] = {"revision": name.revision, "local_files_only": is_local}
     with disable_progress_bars():
-        found = snapshot_download(name.model, allow_patterns=list(TEXTS), ignore_patterns=["*/*"], **asked)
+        found = snapshot_download(name.model, allow_patterns=list(TEXTS), **asked)
     directory = Path(found)
     try:
         files = get_cached_repo_tree(name.model, revision=directory.name)

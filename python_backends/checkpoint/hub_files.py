@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.checkpoint.hub_errors import HubError
+from python_backends.checkpoint.templates import FOR_TOOLS_FILE
 
 INDEX = ".index.json"  # of weights in several files: which tensor is in which
 FORMS = ("model.safetensors", "pytorch_model.bin")  # of weights; the first that there is
@@ -22,6 +23,7 @@ TEXTS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    FOR_TOOLS_FILE,
     "chat_template.json",
     *(form + INDEX for form in FORMS),
 )

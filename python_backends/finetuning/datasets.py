@@ -111,20 +111,20 @@ class _Reader:
         turns = [message for message, _ in messages]
         for index in learned:
             prompt = self._ids(self._door.template.prompt(turns[:index]))
-            yield self._answered(prompt, turns[index]["content"])
+            yield self._answered(prompt, self._ids(turns[index]["content"]))
 
     def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:
         prompt = self._door.encoder.framed(self._ids(_text(values, "prompt")))
-        yield self._answered(prompt, _text(values, "completion"))
+        yield self._answered(prompt, self._door.encoder.continued(_text(values, "completion")))
 
     def _of_text(self, values: dict[str, Any]) -> Iterator[Example]:
         ids = np.append(self._door.encoder.framed(self._ids(_text(values, "text"))), self._end)
         yield Example(ids.astype(np.int32), np.ones(len(ids), np.bool_))
 
-    def _answered(self, prompt: Ids, answer: str) -> Example:
+    def _answered(self, prompt: Ids, answer: Ids) -> Example:
         if not len(prompt):
             raise DatasetError("prompt = 0 tokens: must have at least 1")
-        ids = np.concatenate([prompt, self._ids(answer), [self._end]]).astype(np.int32)
+        ids = np.concatenate([prompt, answer, [self._end]]).astype(np.int32)
         return Example(ids, np.arange(len(ids)) >= len(prompt))
 
     def _ids(self, text: str) -> Ids:

@@ -120,7 +120,7 @@ class RequestLog:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             self._file = _writable(directory)
-        except sqlite3.OperationalError:  # locked, or no room
+        except sqlite3.OperationalError:  # locked, or the disk is full
             raise
         except sqlite3.DatabaseError as error:
             _put_aside(directory, error)

@@ -28,6 +28,7 @@ TEXTS = {
     "config.json": b'{"hidden_size": 8}',
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
 }
 SHARDS = {f"model-0000{number}-of-00002.safetensors": b"%d" % number * 50_000 for number in (1, 2)}
 INDEX = json.dumps({"weight_map": {"a": min(SHARDS), "b": max(SHARDS), "c": max(SHARDS)}}).encode()
@@ -93,7 +94,8 @@ def user(tmp_path: Path) -> Iterator[User]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def test_a_model_is_downloaded_once_and_then_found_without_the_hub(user: User) -> None:

@@ -22,6 +22,7 @@ from python_backends.checkpoint.gguf.header import Header, read_header
 from python_backends.checkpoint.gguf.metadata import Metadata
 from python_backends.checkpoint.gguf.tokenizer import begins_with_bos, named_tokens, tokenizer_of
 from python_backends.checkpoint.source import CheckpointError, Groups, Stored
+from python_backends.checkpoint.templates import FOR_TOOLS, joined
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,8 @@ class GgufSource:
     @cached_property
     def chat_template(self) -> tuple[str | None, Path | None]:
         template = self._metadata.text(TEMPLATE, "")
-        return (template, self._file) if template.strip() else (None, None)
+        for_tools = self._metadata.text(f"{TEMPLATE}.{FOR_TOOLS}", "")
+        return (joined(template, for_tools), self._file) if template.strip() else (None, None)
 
     def tokenizer(self) -> Tokenizer:
         try:

@@ -73,7 +73,7 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], extras: Extras = NONE) -> str:
         """Like `render`, but refuses what the template leaves out. Raises RefusedError."""
         rendered = self.render(messages, extras)
-        self._refuse_what_is_left_out(messages)
+        self._refuse_what_is_left_out(messages, bool(extras.tools))
         if extras.tools and not self.probe.writes_tools:
             raise RefusedError("tools: the model's chat template leaves them out of the prompt")
         return rendered
@@ -82,7 +82,8 @@ class ChatTemplate:
         """Returns the prompt up to the start of the assistant's answer, with its special tokens in the secret
         spelling. Raises RefusedError.
         """
-        given = ([self._as_written(message) for message in messages], extras)
+        has_tools = bool(extras.tools)
+        given = ([self._as_written(message, has_tools) for message in messages], extras)
         texts = [*(text for each in given[0] for text in texts_of_message(each)), *texts_of(extras.tools)]
         guard = self._special.guard(texts)
         now = datetime.now()  # the same for all that are compared
@@ -111,14 +112,14 @@ class ChatTemplate:
             return ""
         return written.rpartition(TURN)[2]
 
-    def _refuse_what_is_left_out(self, messages: Sequence[Message]) -> None:
+    def _refuse_what_is_left_out(self, messages: Sequence[Message], has_tools: bool) -> None:
         for i, message in enumerate(messages):
-            if message.get("tool_calls") and not self.probe.arguments:
+            if message.get("tool_calls") and not self.probe.arguments(has_tools):
                 raise RefusedError(
                     f"messages[{i}].tool_calls: the model's chat template leaves them out of the prompt"
                 )
         left_out = self.probe.left_out(
-            tuple(CALL if message.get("tool_calls") else message["role"] for message in messages)
+            tuple(CALL if message.get("tool_calls") else message["role"] for message in messages), has_tools
         )
         for i in sorted(left_out):
             if messages[i]["content"].strip():
@@ -129,9 +130,9 @@ class ChatTemplate:
                     f" message out of the prompt{here}; it writes {', '.join(known) or 'no messages of text'}"
                 )
 
-    def _as_written(self, message: Message) -> Message:
+    def _as_written(self, message: Message, has_tools: bool) -> Message:
         """With a call's arguments as the template takes them."""
-        if not message.get("tool_calls") or self.probe.arguments != TEXT:
+        if not message.get("tool_calls") or self.probe.arguments(has_tools) != TEXT:
             return message
         calls = [
             {**call, "function": {**call["function"], "arguments": _json_of(call["function"]["arguments"])}}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -215,21 +215,22 @@ class Door:
         )
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Returns the token ids of each word, without and with a space before it, because most vocabularies
-        have different tokens for these. Raises RefusedError at the first that has too many tokens, before
-        the next one is encoded.
+        """Returns the token ids of each word, at the beginning of a text and within one, without and with a
+        space before it, because most vocabularies have different tokens for these. Raises RefusedError at
+        the first that has too many tokens, before the next one is encoded.
         """
         bad = [
-            self._bad_word(i, spelling)
+            self._bad_word(i, spelling, encode)
             for i, word in enumerate(words)
             for spelling in ([word] if word[0].isspace() else [word, f" {word}"])
+            for encode in (self.encoder.encode, self.encoder.continued)
         ]
         return tuple(dict.fromkeys(bad))
 
-    def _bad_word(self, index: int, spelling: str) -> tuple[int, ...]:
+    def _bad_word(self, index: int, spelling: str, encode: Callable[[str], Ids]) -> tuple[int, ...]:
         """Returns the token ids of one spelling of the word at `index`. Raises RefusedError."""
         try:
-            ids = self.encoder.encode(spelling)
+            ids = encode(spelling)
         except RefusedError as error:
             raise RefusedError(f"bad_words[{index}]: {error}") from error
         most = self.engine.max_bad_word_tokens

@@ -24,6 +24,8 @@ from python_backends.text.door.special_tokens import SpecialTokens
 DIRECT_BYTES = 6
 PIECE_BYTES = 4  # a longer prompt is counted in pieces of this many bytes for each token of its limit
 FEWEST_BYTES = 4096  # this many bytes are always encoded at once
+BEFORE = "\n"  # a text that another one follows
+SPACE = "\u2581"  # as tokens have it
 
 
 class PromptEncoder:
@@ -39,12 +41,22 @@ class PromptEncoder:
         self._tokenizer = _copy(tokenizer, special)
         self._true_ids, self._forbidden = self._tables()
         self._before, self._behind = self._frame()
+        first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
+        self._puts_space = any(token.startswith(SPACE) for token in first)
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of a text, without those that begin or end a prompt (see `framed`). Raises
         RefusedError.
         """
         return self.ids(self.encoding(text))
+
+    def continued(self, text: str) -> Ids:
+        """Likewise, of a text that follows another one: without the space that Llama 2's tokenizer and its
+        like put before each text. Raises RefusedError.
+        """
+        before, both = self.encode(BEFORE), self.encode(BEFORE + text)
+        is_apart = len(both) > len(before) and np.array_equal(both[: len(before)], before)
+        return both[len(before) :] if self._puts_space and is_apart else self.encode(text)
 
     def encoding(self, text: str) -> Encoding:
         """Returns what `ids` reads. It also has the characters of each token. It is 20 times as large as the

@@ -45,15 +45,18 @@ class TemplateProbe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._kept = lru_cache(maxsize=256)(self._left_out)
+        self._arguments = lru_cache(maxsize=2)(self._arguments_in)
         self._whole = lru_cache(maxsize=256)(self._writes_all)
 
-    def left_out(self, roles: Roles) -> frozenset[int]:
+    def left_out(self, roles: Roles, has_tools: bool = False) -> frozenset[int]:
         """Returns the places of the messages that the template leaves out of a chat of these roles."""
-        return self._kept(roles) if len(roles) <= MAX_KEPT else self._left_out(roles)
+        find = self._kept if len(roles) <= MAX_KEPT else self._left_out
+        return find(roles, has_tools)
 
-    def writes_all(self, roles: Roles) -> bool:
+    def writes_all(self, roles: Roles, has_tools: bool = False) -> bool:
         """Whether the template writes every message of a chat of these roles."""
-        return self._whole(roles) if len(roles) <= MAX_KEPT else self._writes_all(roles)
+        find = self._whole if len(roles) <= MAX_KEPT else self._writes_all
+        return find(roles, has_tools)
 
     @cached_property
     def known(self) -> list[str]:
@@ -61,12 +64,15 @@ class TemplateProbe:
         written = {roles[place] for roles, prompt in self._prompts.items() for place in _places(prompt)}
         return [role for role in ROLES if role in written]
 
-    @cached_property
-    def arguments(self) -> str:
+    def arguments(self, has_tools: bool = False) -> str:
         """How the template takes a call's arguments: OBJECT or TEXT. Empty: it writes no calls."""
+        return self._arguments(has_tools)
+
+    def _arguments_in(self, has_tools: bool) -> str:
         for kind in (OBJECT, TEXT):
+            messages = [_probe(0, "user"), _probe(1, CALL, kind), _probe(2, "tool")]
             try:
-                prompt = self._render([_probe(0, "user"), _probe(1, CALL, kind), _probe(2, "tool")])
+                prompt = self._render(messages, WITH_TOOL if has_tools else Extras())
             except Exception:  # a template may raise anything
                 continue
             if {1, VALUE} <= _places(prompt):
@@ -76,18 +82,18 @@ class TemplateProbe:
     @cached_property
     def writes_tools(self) -> bool:
         """Whether the template tells the model which tools there are."""
-        tool = {"type": "function", "function": {"name": f"qz{VALUE}x", "description": "", **_SCHEMA}}
         try:
-            prompt = self._render([_probe(0, "user")], Extras(tools=(tool,)))
+            prompt = self._render([_probe(0, "user")], WITH_TOOL)
         except Exception:  # a template may raise anything
             return False
         return VALUE in _places(prompt)
 
-    def prompt(self, roles: Roles) -> str | None:
+    def prompt(self, roles: Roles, has_tools: bool = False) -> str | None:
         """Returns the prompt of a chat of these roles; None if the template refuses it."""
-        arguments = self.arguments if CALL in roles else ""
+        arguments = self.arguments(has_tools) if CALL in roles else ""
         try:
-            return self._render([_probe(i, role, arguments) for i, role in enumerate(roles)])
+            messages = [_probe(i, role, arguments) for i, role in enumerate(roles)]
+            return self._render(messages, WITH_TOOL if has_tools else Extras())
         except Exception:  # a template may raise anything
             return None
 
@@ -103,17 +109,19 @@ class TemplateProbe:
         prompts = {roles: self.prompt(roles) for roles in _CHATS}
         return {roles: prompt for roles, prompt in prompts.items() if prompt is not None}
 
-    def _writes_all(self, roles: Roles) -> bool:
-        prompt = self.prompt(roles)
+    def _writes_all(self, roles: Roles, has_tools: bool) -> bool:
+        prompt = self.prompt(roles, has_tools)
         return prompt is not None and _places(prompt).issuperset(range(len(roles)))
 
-    def _left_out(self, roles: Roles) -> frozenset[int]:
-        prompt = self.prompt(roles)
+    def _left_out(self, roles: Roles, has_tools: bool) -> frozenset[int]:
+        prompt = self.prompt(roles, has_tools)
         return frozenset() if prompt is None else frozenset(range(len(roles))) - _places(prompt)
 
 
 VALUE = 1_000_000  # the probe in a call's arguments: no chat is so long
 _SCHEMA = {"parameters": {"type": "object", "properties": {}, "required": []}}
+_TOOL = {"type": "function", "function": {"name": f"qz{VALUE}x", "description": "", **_SCHEMA}}
+WITH_TOOL = Extras(tools=(_TOOL,))
 
 
 def _probe(i: int, role: str, arguments: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.nouns.request import Request
 from python_backends.settings import LimitSettings
 from python_backends.text.door.door import open_door
-from tests.support.text.checkpoints import byte_level
+from tests.support.text.checkpoints import byte_level, sentence_piece
 
 DOOR = open_door(byte_level(), LimitSettings())
 TURNS = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
@@ -58,6 +58,17 @@ def test_a_chat_has_an_example_for_each_answer_with_the_servers_own_prompt() -> 
 def test_an_answer_of_weight_0_is_read_and_not_learned() -> None:
     (example,) = read_examples([chat(*TURNS, a1=0, a3=1)], DOOR)
     assert parts(example)[1][:-1] == ids("four")
+
+
+@pytest.mark.parametrize("completion", ["stop", " stop", "  hello world", "\nend"])
+def test_a_completion_has_the_tokens_that_follow_its_prompt(completion: str) -> None:
+    """Also where the tokenizer puts a space before a text, as Llama 2's does."""
+    checkpoint = sentence_piece()
+    (example,) = read_examples(
+        [line(prompt="the", completion=completion)], open_door(checkpoint, LimitSettings())
+    )
+    (end,) = checkpoint.eos_ids
+    assert example.ids.tolist() == [*checkpoint.tokenizer.encode(f"the{completion}").ids, end]
 
 
 def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from front.fitting import fitted
 from front.turns import Call, Turn
+from python_backends.checkpoint.templates import joined
 from tests.support.text.templates import TEXTS, TOOLS, template
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -63,18 +64,34 @@ CALL = 'a\n<tool_call>\n{"name": "ls", "arguments": {"p": 1}}\n</tool_call>'
 def test_what_a_template_leaves_out_or_refuses_is_written_otherwise_at_its_place(
     source: str, expected: list[tuple[str, str]]
 ) -> None:
-    made = [(message["role"], message["content"]) for message in fitted(CHAT, template(source))]
+    made = [(message["role"], message["content"]) for message in fitted(CHAT, template(source), False)]
     assert made == expected
 
 
 @pytest.mark.parametrize("source", [TOOLS, TEXTS])
 def test_calls_stay_calls_where_the_template_writes_them(source: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": {"p": 1}}}
-    assert fitted(CHAT, template(source))[2] == {"role": "assistant", "content": "a", "tool_calls": [call]}
+    assert fitted(CHAT, template(source), False)[2] == {
+        "role": "assistant",
+        "content": "a",
+        "tool_calls": [call],
+    }
 
 
 @pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM, TOOLS])
 def test_a_longer_conversation_begins_as_the_shorter_one(source: str) -> None:
     """So its prompt does too."""
-    shorter, longer = fitted(CHAT[:4], template(source)), fitted(CHAT, template(source))
+    shorter, longer = (fitted(turns, template(source), False) for turns in (CHAT[:4], CHAT))
     assert longer[:4] == shorter
+
+
+WITH_TOOLS = joined(ANY, "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + TOOLS)
+
+
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_a_template_for_chats_with_tools_is_one_where_there_are_tools(has_tools: bool) -> None:
+    made = template(WITH_TOOLS)
+    assert made.probe.writes_tools
+    answer = fitted(CHAT, made, has_tools)[2]
+    assert ("tool_calls" in answer) == has_tools
+    assert answer["content"] == ("a" if has_tools else CALL)

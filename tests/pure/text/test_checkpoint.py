@@ -4,6 +4,7 @@ three files, tokens as strings or objects.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
+from python_backends.text.door.template_sandbox import begin_rendering, environment
 from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint
 
 TOKENIZER = byte_level_tokenizer()
@@ -70,13 +72,30 @@ def test_older_checkpoints_name_their_tokens_in_a_file_of_their_own(tmp_path: Pa
 
 def test_the_chat_template_is_a_string_a_list_of_named_ones_or_a_file(tmp_path: Path) -> None:
     assert read(tmp_path, {"chat_template": "a"}).chat_template == "a"
-    named = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "c"}]
+    named = [{"name": "rag", "template": "b"}, {"name": "default", "template": "c"}]
     assert read(tmp_path, {"chat_template": named}).chat_template == "c"
     (tmp_path / "chat_template.jinja").write_text("d")
     assert read(tmp_path, {"chat_template": "a"}).chat_template == "d"
     (tmp_path / "chat_template.jinja").unlink()
     assert read(tmp_path, {"chat_template": {"default": "e", "rag": "f"}}).chat_template == "e"
     assert read(tmp_path, {"chat_template": ""}, chat_template={"chat_template": "g"}).chat_template == "g"
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_template_for_tools_is_taken_where_there_are_some(tmp_path: Path, is_file: bool) -> None:
+    """Each written as it is without the other one."""
+    default, for_tools = "\nno tools  \n  ", "  \n{% for t in tools %}{{ t.n }}{% endfor %}\n"
+    named = [{"name": "tool_use", "template": for_tools}, {"name": "default", "template": default}]
+    if is_file:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+        (tmp_path / "chat_template.jinja").write_text(default)
+    source = read(tmp_path, {"chat_template": "x" if is_file else named}).chat_template
+    assert source is not None
+    made = environment()
+    for tools, own in (([], default), ([{"n": "ls"}], for_tools)):
+        begin_rendering(100, datetime.now())
+        assert made.from_string(source).render(tools=tools) == made.from_string(own).render(tools=tools)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,16 @@ def test_a_bad_word_is_banned_as_it_stands_and_behind_a_space(word: str, spellin
     assert words == tuple(tuple(tokenizer.encode(spelling).ids) for spelling in spellings)
 
 
+def test_a_bad_word_is_banned_within_a_text_where_the_tokenizer_puts_a_space_before_it() -> None:
+    """As Llama 2's does."""
+    door = open_door(sentence_piece(), LIMITS)
+    request = door.answer({"text_input": "x", "bad_words": ["stop"]})
+    assert isinstance(request, Request), request
+    known = sentence_piece().tokenizer
+    spelled = {tuple(map(known.id_to_token, word)) for word in request.sampling.bad_words}
+    assert spelled == {("\u2581stop",), ("stop",), ("\u2581\u2581", "stop")}
+
+
 def test_a_special_token_as_a_bad_word_is_its_text() -> None:
     assert all(0 not in word for word in taken(bad_words=["<|"]).sampling.bad_words)
     assert all(0 not in word for word in taken(bad_words=["<|end|>"]).sampling.bad_words)

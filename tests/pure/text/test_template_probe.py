@@ -79,7 +79,7 @@ def test_messages_that_are_written_and_empty_ones_are_taken() -> None:
 def test_a_chat_of_any_length_is_looked_at_and_short_ones_once() -> None:
     rendered = []
 
-    def render(messages: list[dict[str, str]]) -> str:
+    def render(messages: list[dict[str, str]], _extras: object) -> str:
         rendered.append(len(messages))
         return " ".join(message["content"] for message in messages if message["role"] != "tool")
 
