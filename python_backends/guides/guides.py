@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
+from math import lcm
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -33,11 +35,13 @@ Compiled = LLMatcher  # of which each answer gets a copy
 
 MAX_GUIDE_BYTES = 128 * 1024  # compiled in 0.1 s, if it is 500 schemas of tools
 COMPILE_S = 1.0  # the door waits; a hundred times as long as common ones take
+KEPT_S = 3.0  # of a processor: what took longer is refused, also when it has been compiled meanwhile
 ADMIT_S = 10.0  # an instance waits, in the rare case that it must compile a guide again
 NUM_THREADS = 2
 # of a remainder there are so many states
 MOST_MULTIPLE = 10_000
-MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]*)')
+MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)')
+TOGETHER = re.compile(r'(allOf|anyOf|oneOf|\$ref)\\*"')  # several multiples may be asked of one number
 ESCAPED = re.compile(r"\\+u00([2-7][\da-fA-F])")
 MOST_KEPT = 64  # compiled grammars
 STACK_BYTES = 512 * 1024 * 1024  # addresses, not memory: 4 kB for each byte of the longest guide
@@ -60,6 +64,7 @@ class Guides:
         self._vocabulary = vocabulary
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[str, Compiled] = OrderedDict()  # the longest unused first
+        self._begun: dict[str, Future[Compiled]] = {}  # of those that `begin` has had compiled since
         self._prepared = PreparedMatchers()
         self._lock, self._tokens_lock = threading.Lock(), threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
@@ -74,7 +79,9 @@ class Guides:
                 done: Future[Compiled] = Future()
                 done.set_result(self._kept[grammar])
                 return done
-            return self._pool().submit(partial(self._compile, grammar))
+            if grammar not in self._begun:
+                self._begun[grammar] = self._pool().submit(partial(self._compile, grammar))
+            return self._begun[grammar]
 
     def check(self, grammar: str) -> None:
         """Raises GuideError if no answer can follow `grammar`, or following it would cost too much."""
@@ -106,9 +113,13 @@ class Guides:
             self._prepared.add(followed, begun(compiled, followed))
 
     def _compiled(self, grammar: str, patience_s: float) -> Compiled:
+        compiled = self.begin(grammar)
         try:
-            return self.begin(grammar).result(patience_s)
-        except TimeoutError:
+            return compiled.result(patience_s)
+        except (TimeoutError, CancelledError):
+            with self._lock:
+                if compiled.cancel():  # no thread has begun with it
+                    self._begun.pop(grammar, None)
             raise GuideError(f"could not be compiled within {patience_s:g} s") from None
 
     def _pool(self) -> ThreadPoolExecutor:
@@ -123,10 +134,20 @@ class Guides:
             return self._tokens
 
     def _compile(self, grammar: str) -> Compiled:
+        try:
+            return self._newly_compiled(grammar)
+        finally:
+            with self._lock:
+                self._begun.pop(grammar, None)
+
+    def _newly_compiled(self, grammar: str) -> Compiled:
         _refuse_large_multiples(grammar)
+        began_s = time.thread_time()
         matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS)
         _look(matcher)
         _look(_with_one_token(matcher))  # many guides that can't be followed show that only there
+        if time.thread_time() - began_s > KEPT_S:
+            raise GuideError(f"could not be compiled within {COMPILE_S:g} s")
         with self._lock:
             self._kept[grammar] = matcher
             while len(self._kept) > MOST_KEPT:
@@ -166,10 +187,17 @@ def _with_large_stacks() -> ThreadPoolExecutor:
 def _refuse_large_multiples(grammar: str) -> None:
     """Raises GuideError. Compiling them takes minutes, and all memory."""
     plain = ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar)
+    all_digits = set[int]()
     for number in MULTIPLE.findall(plain):
-        digits = number.lower().partition("e")[0].replace(".", "").lstrip("+-0").rstrip("0")
-        if digits and int(digits[:10]) > MOST_MULTIPLE:
+        digits = number.lower().partition("e")[0].replace(".", "").lstrip("-0").rstrip("0")
+        all_digits.add(int(digits[:10] or 1))
+        if max(all_digits) > MOST_MULTIPLE:
             raise GuideError(f"multipleOf = {number}: must have digits below {MOST_MULTIPLE:,}")
+    if TOGETHER.search(plain) and (least := lcm(*all_digits)) > MOST_MULTIPLE:
+        raise GuideError(
+            "multipleOf: with allOf, anyOf, oneOf or $ref the least common multiple of all of them,"
+            f" {least:,}, must be at most {MOST_MULTIPLE:,}"
+        )
 
 
 def _plain(error: str) -> str:

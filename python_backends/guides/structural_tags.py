@@ -7,6 +7,7 @@ Called by `grammars`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from python_backends.guides.schemas import schema_grammar
 MOST_DEPTH = 32  # formats within each other
 # any_text, and triggers before which it stands, end at the first place where the text after it can begin
 HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
+
+HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Format = dict[str, Any]
 
@@ -202,6 +205,8 @@ def _text(found: Format, name: str, path: str) -> str:
     text = found.get(name)
     if not isinstance(text, str):
         raise GuideError(f"{path}.{name}: must be a string")
+    if HALF_SURROGATE.search(text):
+        raise GuideError(f"{path}.{name}: must be text that UTF-8 can encode")
     return text
 
 

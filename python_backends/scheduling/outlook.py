@@ -62,15 +62,18 @@ class Outlook:
 
     def forget_if_old(self) -> bool:
         """Drops the curve once it is older than REFRESHED_S, and an order whose head is used up. Called while
-        requests do not compete for anything. True: others come to the head of the waiting.
+        requests do not compete for anything. True: others come to the head of the waiting, or a curve is gone
+        by which some may have been refused.
         """
-        if not self.future.has_curve or self._clock() >= self._refreshed_s + REFRESHED_S:
+        is_old = self._clock() >= self._refreshed_s + REFRESHED_S
+        drops_curve = self.future.has_curve and is_old
+        if is_old or not self.future.has_curve:
             self.future.forget()
             self._refreshed_s = -math.inf
-        if self.order is None or not self.order.is_used_up:
-            return False
-        self.order.forget()
-        return True
+        drops_order = self.order is not None and self.order.is_used_up
+        if self.order is not None and drops_order:
+            self.order.forget()
+        return drops_curve or drops_order
 
     def refresh(self, slots_are_scarce: bool, first_waiting: Callable[[int], list[Sequence]]) -> bool:
         """Computes everything again if that is due: for all slots, and for as many of the waiting as a step

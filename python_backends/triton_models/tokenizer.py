@@ -8,6 +8,7 @@ the request's own timeout, HTTP's as a parameter.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any
 
@@ -20,6 +21,7 @@ from python_backends.text.door.fields import of_parameters
 from python_backends.triton_models.door_metrics import INVALID, SHUTTING_DOWN, DoorMetrics
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import (
+    FAILED,
     Blobs,
     effective_settings,
     failure,
@@ -28,6 +30,8 @@ from python_backends.triton_models.tensors import (
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import AdapterList, limits_of_any
 from python_backends.watching.launcher_record import is_draining
+
+log = logging.getLogger("gapless.tokenizer")
 
 MOST_ID_CHARS = 128  # of what a client calls its request
 NOT_SHOWN = re.compile(r"[^!-~]")  # terminals of operators show it: no control characters
@@ -72,6 +76,9 @@ class TritonPythonModel:
             accepted = self._door.answer(_fields(request))
         except RefusedError as refused:
             accepted = refused
+        except Exception:  # a fault of ours
+            log.exception("the tokenizer model: a request can't be read")
+            return failure("the request can't be read; the server's log says more", FAILED)
         if isinstance(accepted, RefusedError):
             self._metrics.refused(INVALID)
             return failure(str(accepted), accepted.code)

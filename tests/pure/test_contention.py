@@ -8,6 +8,7 @@ import pytest
 
 from python_backends.nouns.request import WaitReason
 from python_backends.scheduling.admission import Contention, contention_of
+from python_backends.scheduling.outlook import REFRESHED_S
 from tests.support.scheduling import Instance, request, write_vocabulary
 
 
@@ -60,3 +61,15 @@ def test_to_ask_changes_nothing(model: Path) -> None:
     loads = [scheduler.load() for _ in range(3)]
     assert len(set(loads)) == 1
     assert (outlook._refreshed_s, outlook.future.has_curve, scheduler._admission._may_admit) == before
+
+
+def test_when_an_old_curve_goes_those_are_looked_at_that_it_has_refused(model: Path) -> None:
+    instance = Instance(model, slots=4, blocks=16, policy="ours")
+    outlook = instance.scheduler.outlook
+    outlook.refresh(False, lambda _: [])
+    assert outlook.future.has_curve
+    assert not outlook.forget_if_old(), "it is new"
+    outlook._refreshed_s -= REFRESHED_S
+    assert outlook.forget_if_old()
+    assert not outlook.future.has_curve
+    assert not outlook.forget_if_old(), "nothing has changed since"

@@ -207,7 +207,10 @@ class Door:
         return Sampling(
             max_tokens=max(1, max_tokens),
             seed=secrets.randbits(63) if seed is None else seed,
-            stop_ids=tuple(sorted({*self.eos_ids, *stop_ids(values)})),
+            # a token without a row never comes
+            stop_ids=tuple(
+                sorted(each for each in {*self.eos_ids, *stop_ids(values)} if each < self.num_rows)
+            ),
             grammar=read_grammar(values, self.guides),
             bad_words=self._bad_words(values["bad_words"]),
             logit_bias=biases(values),

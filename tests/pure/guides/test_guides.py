@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -148,6 +150,13 @@ def test_a_text_is_whole_if_it_is_what_the_guide_says(
             tag(type="tag", begin="a", content=THOUGHT, end=3),
             "format.end: must be a string",
         ),
+        ("structural_tag", tag(type="regex", pattern="\ud800"), "format.pattern: must be text that UTF-8"),
+        ("structural_tag", tag(type="grammar", grammar="\ud800"), "format.grammar: must be text that UTF-8"),
+        (
+            "json_schema",
+            '{"allOf": [{"type": "integer", "multipleOf": 9973}, {"type": "integer", "multipleOf": 9967}]}',
+            "the least common multiple of all of them, 99,400,891, must be at most 10,000",
+        ),
     ],
 )
 def test_a_guide_that_can_not_be_followed_is_refused_in_one_line(kind: str, guide: str, says: str) -> None:
@@ -155,6 +164,44 @@ def test_a_guide_that_can_not_be_followed_is_refused_in_one_line(kind: str, guid
         guides().check(grammar_of(kind, guide))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) <= MOST_SHOWN
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        {"type": "string", "description": '"multipleOf": 5-6'},
+        {"type": "object", "properties": {f"{n}": {"type": "number", "multipleOf": n} for n in (77, 365)}},
+        {"allOf": [{"type": "integer", "multipleOf": 6}, {"type": "integer", "multipleOf": 100}]},
+    ],
+)
+def test_multiples_that_are_none_of_one_number_or_few_are_served(guide: dict[str, Any]) -> None:
+    guides().check(grammar_of("json_schema", json.dumps(guide)))
+
+
+def test_a_guide_that_takes_too_long_is_compiled_once_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked for: others find a thread."""
+    known, ended, asked = guides(), threading.Event(), Counter[str]()
+    compiled = Guides._newly_compiled
+
+    def slow(self: Guides, grammar: str) -> Any:
+        asked[grammar] += 1
+        if "slow" in grammar:
+            ended.wait()
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Guides, "_newly_compiled", slow)
+    monkeypatch.setattr("python_backends.guides.guides.COMPILE_S", 0.1)
+    grammar = grammar_of("regex", "slow")
+    for _ in range(5):
+        with pytest.raises(GuideError, match=r"could not be compiled within 0\.1 s"):
+            known.check(grammar)
+    known.begin(grammar_of("regex", "quick")).result()
+    monkeypatch.setattr("python_backends.guides.guides.KEPT_S", -1.0)
+    ended.set()
+    with pytest.raises(GuideError):
+        known.begin(grammar).result()
+    assert grammar not in known._kept
+    assert asked[grammar] <= 2
 
 
 def test_formats_that_are_too_deep_are_refused() -> None:

@@ -186,6 +186,14 @@ def test_a_special_token_as_a_bad_word_is_its_text() -> None:
     assert all(0 not in word for word in taken(bad_words=["<|end|>"]).sampling.bad_words)
 
 
+def test_a_stop_id_without_a_row_never_comes() -> None:
+    """A tokenizer may have more tokens than the model has rows: a mask has no place for such an id."""
+    door = open_door(byte_level(), LIMITS, engine=ANY_ENGINE.changed(vocab_size=262))
+    request = door.answer({"input_ids": [1], "stop_token_ids": [261, 262, 447]})
+    assert isinstance(request, Request), request
+    assert request.sampling.stop_ids == (0, 261)
+
+
 def test_ids_and_seeds_are_drawn() -> None:
     requests = [taken() for _ in range(50)]
     assert len({request.request_id for request in requests}) == 50

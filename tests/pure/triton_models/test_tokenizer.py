@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_a_timeout_may_come_as_a_parameter_or_with_the_request(model: Any, reque
 def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
     answers = model.execute([asked(), asked(tempreature=1.0), asked("world")])
     assert [bool(error(answer)) for answer in answers] == [False, True, False]
+
+
+def test_a_request_that_can_not_be_read_by_a_fault_of_ours_fails_alone(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = model._door
+
+    def answer(fields: dict[str, Any]) -> Any:
+        return {}["fault"] if fields["text_input"] == b"world" else door.answer(fields)
+
+    monkeypatch.setattr(model, "_door", Mock(answer=answer))
+    answers = model.execute([asked(), asked("world"), asked()])
+    assert [bool(error(each)) for each in answers] == [False, True, False]
+    assert error(answers[1]) == "the request can't be read; the server's log says more [failed]"
 
 
 def test_each_refused_request_is_counted_by_its_reason(model: Any, launcher: LauncherRecord) -> None:
