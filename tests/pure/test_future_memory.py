@@ -179,6 +179,30 @@ def evictions(num_shared: int, num_answers: int) -> int:
     return scheduler.num_evictions
 
 
+def test_requests_with_one_long_prefix_run_together() -> None:
+    """It takes 38 of 64 blocks, and each of the six takes 3 more: together they take 56."""
+    now_s, most, made, num_ended = 0.0, 0, Counter[int](), 0
+    scheduler = SlotScheduler(
+        ModelLimits(2048, 100, 8, 64, 32), 2048, SchedulingSettings("ours"), clock=lambda: now_s
+    )
+    for number in range(6):
+        prompt = np.array([7] * 1216 + [number] * 4, np.int32)
+        scheduler.submit(Request(number, prompt, Sampling(max_tokens=60)), NOTHING)
+        scheduler.predict(number, certainly(60.0))
+    while num_ended < 6:
+        now_s += 0.02
+        plan = scheduler.plan()
+        assert plan is not None
+        numbers = scheduler.slots.request_ids[plan.slots[plan.samples]].tolist()
+        made.update(numbers)
+        finishes = np.array([made[number] >= 60 for number in numbers], np.uint8)
+        num_ended += int(finishes.sum())
+        scheduler.apply(plan, StepOutput(plan.number, np.full(len(numbers), 7, np.int32), finishes))
+        most = max(most, scheduler.load().num_running)
+    assert scheduler.num_evictions == 0
+    assert most == 6
+
+
 def test_a_common_prefix_causes_no_evictions() -> None:
     """With a prefix of 40 blocks as without one: whoever is predicted right is never evicted."""
     assert evictions(num_shared=0, num_answers=60) == 0

@@ -235,7 +235,8 @@ class FutureMemory:
             if takes.blocks_now > left:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
-            if tried.peak(ADMITTED) > self._most_blocks and not alone:
+            # these the curve has twice, in the other's row and as shared ones, until it is computed again
+            if tried.peak(ADMITTED) - takes.num_held_once > self._most_blocks and not alone:
                 return False
             curve, left, alone = tried, left - takes.blocks_now, False
             return True

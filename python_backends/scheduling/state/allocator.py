@@ -235,7 +235,8 @@ class Allocator:
         num_revived = self.blocks.num_revived(found)
         wanted = min(self._blocks_to_grow(sequence), self._reservation(sequence))
         fresh = max(0, wanted - len(found))
-        return Seating(fresh + num_revived, len(found) - num_revived)
+        num_shared = len(found) - num_revived
+        return Seating(fresh + num_revived, num_shared, self.blocks.num_held_once(found[:num_shared]))
 
     def _found(self, sequence: Sequence) -> list[int]:
         """Kept blocks of its prefix. At least one token is computed again, so that there is a row to sample

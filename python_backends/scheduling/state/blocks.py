@@ -98,6 +98,10 @@ class BlockPool:
         unheld = np.flatnonzero(self._references[list(blocks)] == 0)
         return len(blocks) - int(unheld[0]) if len(unheld) else 0
 
+    def num_held_once(self, blocks: Sequence[int]) -> int:
+        """How many of them one sequence alone holds."""
+        return int(np.count_nonzero(self._references[list(blocks)] == 1))
+
     def num_shared(self, rows: Sequence[Ids]) -> Ids:
         """[rows] how many blocks of each of `rows` are held by another
         sequence as well. Each row has at least one block.

@@ -28,6 +28,7 @@ class Seating(NamedTuple):
 
     blocks_now: int  # available blocks that it takes at once
     num_shared: int  # blocks of its prefix that other sequences hold as well
+    num_held_once: int  # of these, those that one other alone holds
 
 
 class Sequence:
