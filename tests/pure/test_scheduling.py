@@ -364,10 +364,10 @@ def test_a_prefix_whose_first_block_nobody_holds_is_reckoned_as_if_none_of_it_we
         allocator.slots.computed[sequence.slot] = len(sequence.tokens)
         allocator.publish_prefill(sequence.slot, len(sequence.tokens))
     allocator.unseat(sequences[0])
-    assert allocator.seating(sequences[3]) == (3, 0)
+    assert allocator.seating(sequences[3]) == (3, 0, 0)
     taken = allocator.blocks.allocate(allocator.blocks.num_available)
     allocator.blocks.drop(taken)
-    assert allocator.seating(sequences[3]) == (3, 0)
+    assert allocator.seating(sequences[3]) == (3, 0, 0)
     assert allocator.view().blocks_needed(sequences[3]) == 3
 
 
