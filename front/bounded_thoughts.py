@@ -78,7 +78,7 @@ class BoundedThoughts:
         delivered = [token for piece in (*came[:-1], *closed) for token in piece.output_ids]
         async with contextlib.aclosing(self._rest(prompt, parameters, delivered)) as pieces:
             async for piece in pieces:
-                yield replace(piece, num_cached_tokens=came[0].num_cached_tokens) if came else piece
+                yield replace(piece, **_counts(came[0])) if came else piece
 
     def _is_long(self, parameters: Parameters) -> bool:
         """Whether `max_tokens` leaves room for an answer after a thought that was closed."""
@@ -94,7 +94,7 @@ class BoundedThoughts:
     async def _rest(
         self, prompt: Prompt, parameters: Parameters, delivered: list[int]
     ) -> AsyncGenerator[Piece, None]:
-        """Up to the end of the context, if it has fewer left than asked for."""
+        """Up to the end of the context, if it has fewer left than asked for; with none left, an end."""
         asked: Parameters = {**parameters, "return_output_ids": True, "delivered_ids": delivered}
         if not delivered:
             asked = parameters
@@ -106,9 +106,12 @@ class BoundedThoughts:
             if not delivered:
                 raise
             asked["max_tokens"] = UNTIL_THE_CONTEXT_ENDS
-            async with contextlib.aclosing(self._client.stream(prompt, **asked)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            try:
+                async with contextlib.aclosing(self._client.stream(prompt, **asked)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            except RefusedError:  # what was delivered was taken with a longer context
+                yield Piece("", "length", num_output_tokens=0)
 
     def _closed(self, came: Sequence[Piece], parameters: Parameters) -> list[Piece]:
         """The last of the pieces that `came`, and one that closes the thought; empty: none is open."""
@@ -131,3 +134,8 @@ class BoundedThoughts:
             top_log_probs=((0.0,),) * len(closing) if has_tops else (),
         )
         return [last, closes]
+
+
+def _counts(first: Piece) -> dict[str, Any]:
+    """What is said of the prompt, by the first piece of all."""
+    return {"num_input_tokens": first.num_input_tokens, "num_cached_tokens": first.num_cached_tokens}

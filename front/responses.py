@@ -101,11 +101,14 @@ class Whole(Response):
         self._manner = manner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._work)
+        work = asyncio.create_task(self._made())
         if await _first_of(work, asyncio.create_task(_left(receive)), _silent):
             failure = _failure_of(work)
-            made = self._manner.failure(failure) if failure else json_response(work.result())
+            made = self._manner.failure(failure) if failure else work.result()
             await made(scope, receive, send)
+
+    async def _made(self) -> Response:
+        return json_response(await self._work)
 
 
 class Events(Response):
@@ -118,7 +121,7 @@ class Events(Response):
         del self.headers["content-length"]
         self._events = events
         self._manner = manner
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._sending = asyncio.Lock()  # a piece may come while the head is on its way
         self._sent_s = time.monotonic()
 
@@ -150,6 +153,9 @@ class Events(Response):
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         self._sent_s = time.monotonic()
         async with self._sending:
+            if self._has_ended:  # a sign of life that was late
+                return
+            self._has_ended = not more
             if not self._has_begun:
                 self._has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

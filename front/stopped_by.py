@@ -14,14 +14,16 @@ class StoppedBy:
     def __init__(self, words: Sequence[str], model: Model) -> None:
         self._words = words
         self._model = model
-        self._spelled = bytearray()  # of all tokens
+        self._tokens: list[tuple[bytes, bool]] = []  # how each is spelled, and whether answers show it
         self._num_bytes = 0  # of the answer's text
         self._last = -1
 
     def add(self, piece: Piece) -> None:
         self._num_bytes += len(piece.text.encode())
         for token in piece.output_ids:
-            self._spelled += self._model.spelled(token, not self._spelled)[1]
+            is_first = not self._tokens
+            is_shown = self._model.bytes_of(token, is_first) is not None
+            self._tokens.append((self._model.spelled(token, is_first)[1], is_shown))
             self._last = token
 
     @property
@@ -29,5 +31,16 @@ class StoppedBy:
         """None: none of them ended it."""
         if self._last in self._model.end_ids:
             return None
-        found = self._spelled[self._num_bytes :].decode("utf-8", "replace")
+        found = self._behind_the_text().decode("utf-8", "replace")
         return next((word for word in self._words if found.startswith(word)), None)
+
+    def _behind_the_text(self) -> bytes:
+        """What the tokens spell there. Within the text those that answers don't show take no place."""
+        left, behind = self._num_bytes, bytearray()
+        for spelled, is_shown in self._tokens:
+            if not left:
+                behind += spelled
+            elif is_shown:
+                behind += spelled[left:]
+                left = max(0, left - len(spelled))
+        return bytes(behind)

@@ -8,6 +8,7 @@ from typing import Any
 
 from front.errors import ProblemError
 from front.parts.events import Arguments, Begun, Ended, Event, Text, Thought
+from front.parts.reading import proper
 from front.responses import event
 
 SIGNATURE = "gapless"  # of thoughts: clients send it back, and nothing looks at it
@@ -94,7 +95,8 @@ class Blocks:
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
-            return found
+            object_: dict[str, Any] = json.loads(proper(json.dumps(found, ensure_ascii=False)))
+            return object_
         name = self._blocks[-1]["name"]
         said = f"the model called {name!r} with arguments that are no JSON object; ask again"
         raise ProblemError(500, said, "failed", kind="server_error")

@@ -26,7 +26,9 @@ def turns_of(ask: CountAsk) -> list[Turn]:
     """Raises ProblemError."""
     if not ask.messages:
         raise refused("messages", ": must have at least one message")
-    system = HEADER.sub("", _text("system", ask.system), count=1) if ask.system else ""
+    system = _text("system", ask.system) if ask.system else ""
+    if header := HEADER.match(system):
+        system = system[header.end() :]
     turns = [Turn("system", system)] if system else []
     for i, message in enumerate(ask.messages):
         turns += _turns(f"messages[{i}]", message)

@@ -67,7 +67,8 @@ def _joined(grammar: str) -> str:
     rules = RULE.split(ALIAS.sub("", bare))
     bodies = dict(zip(rules[1::2], rules[2::2], strict=True))
     uses = {name: {each for each in NAME.findall(body) if each in bodies} for name, body in bodies.items()}
-    joined = {name: f"JOINED_{name.upper()}" for name in bodies if name.islower() and not _recurs(name, uses)}
+    whole = _without_recursion(uses)
+    joined = {name: f"JOINED_{name.upper()}" for name in bodies if name.islower() and name in whole}
     lines = [rules[0]]
     for name, body in bodies.items():
         lines.append(
@@ -78,18 +79,20 @@ def _joined(grammar: str) -> str:
     return HELD.sub(lambda found: parts[int(found[1])], "".join(lines))
 
 
-def _recurs(name: str, uses: Mapping[str, set[str]]) -> bool:
-    """Whether a rule has itself in it, or one that does."""
-    return any(name_ in _below(name_, uses) for name_ in (name, *_below(name, uses)))
-
-
-def _below(name: str, uses: Mapping[str, set[str]]) -> set[str]:
-    found: set[str] = set()
-    new = set(uses[name])
-    while new:
-        found |= new
-        new = {each for used in new for each in uses[used]} - found
-    return found
+def _without_recursion(uses: Mapping[str, set[str]]) -> set[str]:
+    """The rules that neither have themselves in them nor one that does."""
+    num_left = {name: len(used) for name, used in uses.items()}
+    users: dict[str, list[str]] = {name: [] for name in uses}
+    for name, used in uses.items():
+        for each in used:
+            users[each].append(name)
+    found = [name for name, count in num_left.items() if not count]
+    for name in found:  # grows
+        for user in users[name]:
+            num_left[user] -= 1
+            if not num_left[user]:
+                found.append(user)
+    return set(found)
 
 
 def _token(found: re.Match[str]) -> str:

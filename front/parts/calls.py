@@ -16,6 +16,7 @@ NAMES = ("name", "function", "tool")  # of the tool, in an object
 ARGUMENTS = ("arguments", "parameters", "input")
 LONGEST_HEAD = 600  # characters
 LONGEST_NAME = 300
+EMPTY = "{}"  # arguments
 Form = Callable[[str], str]  # of a mark, as it comes
 
 
@@ -118,7 +119,7 @@ class CallReader:
         if not self._has_name:
             raise BrokenError
         if not self._has_arguments:
-            self._events.add("{}")
+            self._events.add(EMPTY)
         self._end()
 
     def _member(self, key: str, first: str) -> Reading[None]:
@@ -161,9 +162,14 @@ class CallReader:
         yield from self._came.skip_spaces()
 
     def _arguments(self, first: str) -> Reading[None]:
-        """An object, or a text with one."""
+        """An object, or a text with one; nothing, and null, are an empty one."""
         if first == '"':
-            self._add((yield from self._came.decoded(self._ends)))
+            self._add((yield from self._came.decoded(self._ends)) or EMPTY)
+        elif first == "n":
+            written: list[str] = []
+            yield from self._came.value(written.append, self._ends)
+            text = "".join(written)
+            self._add(EMPTY if text == "null" else text)
         else:
             yield from self._came.value(self._add, self._ends)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from front.parts.reading import proper
+
 BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # what stands for characters: a pair of escapes, for one beyond the first 65,536, is not divided
 HIGH, LOW = r"\\u[dD][89abAB][\da-fA-F]{2}", r"\\u[dD][c-fC-F][\da-fA-F]{2}"
@@ -56,7 +58,7 @@ class Input:
         self._held = self._held[found.end() :]
         self._is_over = self._held.startswith('"')
         try:
-            text = _proper(str(json.loads(f'"{found[0]}"', strict=False)))
+            text = proper(str(json.loads(f'"{found[0]}"', strict=False)))
         except ValueError:  # an escape that JSON does not have
             text = found[0]
         self._texts.append(text)
@@ -66,11 +68,6 @@ class Input:
 def _other(arguments: str) -> str:
     """Of arguments that don't begin with the text."""
     try:
-        return _proper(str(json.loads(arguments)["input"]))
+        return proper(str(json.loads(arguments)["input"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return arguments
-
-
-def _proper(text: str) -> str:
-    """Without halves of pairs."""
-    return text.encode("utf-8", "replace").decode()

@@ -4,7 +4,6 @@ parts are the same.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,7 @@ from front.parts.calls import CallReader
 from front.parts.channels import ChannelReader
 from front.parts.events import EnoughError, Event, Events, Text, Thought
 from front.parts.formats import Format
-from front.parts.reading import TOKEN, BrokenError, Came, Markers, OverError, Reading
-
-IS_TOKEN = re.compile(f"[{TOKEN}]")
+from front.parts.reading import IS_TOKEN, BrokenError, Came, Markers, OverError, Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,15 @@ Take = Callable[[str], object]  # what is told of a text
 
 FIRST_MARKER = 0xD800
 TOKEN = "\ud800-\udbff"  # in a class of a regular expression
+IS_TOKEN = re.compile(f"[{TOKEN}]")
 SPECIAL = re.compile(f'["\\\\{TOKEN}]')  # within a JSON string
 NESTING = re.compile(f'["{{}}\\[\\]{TOKEN}]')
 SCALAR_END = re.compile(f"[,\\]}}\\s{TOKEN}]")
+
+
+def proper(text: str) -> str:
+    """Without halves of pairs, which escapes in JSON may give."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class BrokenError(Exception):
@@ -170,8 +176,11 @@ class Came:
                 self._token(ends, tell)
                 continue
             backslash = self.take(1)
-            yield from self.peek()
-            tell(backslash + self.take(1))
+            if IS_TOKEN.match((yield from self.peek())):
+                tell(backslash)
+                self._token(ends, tell)
+            else:
+                tell(backslash + self.take(1))
         tell(self.take(1))
 
     def decoded(self, ends: str, longest: int = 0) -> Reading[str]:
@@ -193,7 +202,7 @@ class Came:
             found = json.loads("".join(pieces), strict=False)
         except ValueError:
             raise BrokenError from None
-        return str(found)
+        return proper(str(found))
 
     def value(self, tell: Take, ends: str) -> Reading[None]:
         """A JSON value, as it is written. Raises BrokenError."""

@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from client.wire import Piece
 from front import responses
 from front.anthropic.asks import CountAsk, Message
+from front.anthropic.blocks import Blocks
 from front.anthropic.turns import turns_of
 from front.keys import read_keys
+from front.parts.events import Arguments, Begun, Ended
 from front.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
@@ -67,14 +70,17 @@ def test_an_answer_that_reached_max_tokens_says_so(front: Front, ensemble: Ensem
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("behind", "reason"), [("b", "stop_sequence"), ("", "end_turn")])
+@pytest.mark.parametrize("has_hidden", [False, True])
 def test_the_stop_word_that_ended_an_answer_is_named(
-    front: Front, ensemble: Ensemble, stream: bool, behind: str, reason: str
+    front: Front, ensemble: Ensemble, stream: bool, behind: str, reason: str, has_hidden: bool
 ) -> None:
+    """Also behind a special token, which the text does not show."""
     tokenizer = front.model.checkpoint.tokenizer
     ids = tokenizer.encode("a" + behind, add_special_tokens=False).ids
     ids += [] if behind else [min(front.model.end_ids)]
+    hidden = [tokenizer.token_to_id(min(front.model.checkpoint.special_tokens))] * has_hidden
     ensemble.pieces = (
-        Piece("a", output_ids=tuple(ids[:1])),
+        Piece("a", output_ids=tuple(hidden + ids[:1])),
         Piece("", "stop", output_ids=tuple(ids[1:])),
     )
     body = {**BODY, "stop_sequences": ["xy", "b"]}
@@ -161,6 +167,18 @@ def test_the_header_that_changes_with_each_request_is_not_in_the_prompt(join: st
         assert turns(("user", "x"), system=blocks)[0] == Turn("system", "You are")
     assert turns(("user", HEADER.format("1"))) == [Turn("user", HEADER.format("1"))], "the user's own words"
     assert turns(("user", "x"), system=HEADER.format("1")) == [Turn("user", "x")]
+
+
+def test_white_space_in_the_system_costs_no_time() -> None:
+    """Read by a search, it would take half an hour."""
+    spaces = "a" + " " * 1_000_000
+    assert turns(("user", "x"), system=spaces)[0] == Turn("system", spaces)
+
+
+def test_an_escaped_half_of_a_pair_in_arguments_is_replaced() -> None:
+    blocks = Blocks(omits_thoughts=False)
+    blocks.add([Begun("now"), Arguments('{"a": "\\ud83d"}'), Ended()])
+    assert json.loads(msgspec.json.encode(blocks.content))[0]["input"] == {"a": "?"}
 
 
 def test_tools_thinking_and_an_answer_that_is_begun_go_to_the_template(

@@ -110,6 +110,19 @@ def test_where_the_context_has_fewer_tokens_left_the_answer_ends_there(
     assert ensemble.asked[-1]["max_tokens"] == -1
 
 
+def test_a_thought_that_leaves_no_room_for_an_answer_is_an_answer_that_was_cut(
+    tool_front: Front, ensemble: Ensemble, answers: Answers
+) -> None:
+    refused = "delivered_ids = 706 ids: must be fewer than max_tokens [invalid_value]"
+    ensemble.turns, ensemble.errors = [cut(answers, THOUGHT)], ["", refused, refused]
+    body = {"messages": MESSAGES, "thinking_token_budget": 9}
+    status, _, answer = ask(tool_front, CHAT, body)
+    assert status == 200
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["message"]["reasoning"].startswith("Which city")
+    assert answer["usage"]["prompt_tokens"] > 0
+
+
 @pytest.mark.parametrize("budget", [0, -3, "many"])
 def test_a_budget_is_a_number_of_tokens(tool_front: Front, budget: Any) -> None:
     thinking = {"type": "enabled", "budget_tokens": budget}

@@ -7,12 +7,15 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from client.wire import Piece
 from front.connections import MANY_CHUNKS, TINY_BYTES, TOGETHER_BYTES, Outgoing
+from front.responses import END, Events
 from tests.pure.front.conftest import MESSAGES
 from tests.support.ensemble import Ensemble, Front
 
@@ -194,3 +197,35 @@ def test_the_head_leaves_with_the_first_piece_and_the_end_with_the_last(
     assert len(written) == 1
     assert written[0].startswith(b"HTTP/1.1 200")
     assert written[0].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def _late_sign() -> list[bytes]:
+    sent: list[bytes] = []
+    drained = asyncio.Event()
+
+    async def one() -> AsyncGenerator[bytes, None]:
+        yield b"text"
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            if not message["more_body"]:
+                await drained.wait()
+            sent.append(message["body"])
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    answer = Events(one())
+    task = asyncio.create_task(answer({"type": "http"}, receive, send))
+    while not sent:
+        await asyncio.sleep(0)
+    sign = asyncio.create_task(answer._send(send, b"sign"))
+    await asyncio.sleep(0)
+    drained.set()
+    await asyncio.gather(task, sign)
+    return sent
+
+
+def test_no_sign_of_life_follows_the_end_of_a_stream() -> None:
+    assert asyncio.run(_late_sign()) == [b"text", END]

@@ -83,6 +83,14 @@ def test_the_text_in_a_calls_arguments_follows_the_grammar(
         assert (is_taken and END in allowed(found)) is (text in right), text
 
 
+def test_a_long_grammar_is_written_again_in_no_time() -> None:
+    """Of a thousand rules, each with the next one: by looking below each of them it would take a minute."""
+    rules = "".join(f"r{n}: r{n + 1}\n" for n in range(1000))
+    made = guide("lark", f'start: r0\n{rules}r1000: "a" again\nagain: "b" again | "c"\n')
+    assert "again:" in made, "it has itself in it"
+    assert "JOINED_R1000" not in made
+
+
 def test_what_is_drawn_by_a_grammar_is_json_of_a_text_of_it() -> None:
     made = guide("lark", 'start: ("a" | LF | /["\\\\]/)+ "."\n%import common.LF')
     texts = [drawn(matcher("structural_tag", made), seed, 200) for seed in range(6)]

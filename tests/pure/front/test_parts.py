@@ -50,6 +50,21 @@ def test_what_is_a_token_counts_as_that_token_alone() -> None:
     ]
 
 
+def test_a_token_behind_a_backslash_is_that_token() -> None:
+    """It ends the call, which is cut, and no half of a pair gets into the arguments."""
+    machine = Machine(HERMES, Tokens({"<tool_call>": "\ud800", "</tool_call>": "\ud801"}), Expected(SCHEMAS))
+    events = machine.feed('\ud800{"name": "write", "arguments": {"text": "C:\\\ud801', is_over=True)
+    assert joined(events)[:2] == [Begun("write"), Arguments('{"text": "C:\\')]
+
+
+@pytest.mark.parametrize("given", ["", "null"])
+def test_arguments_that_say_nothing_are_an_empty_object(given: str) -> None:
+    machine = Machine(HERMES, Tokens(), Expected(SCHEMAS))
+    written = given or '""'
+    call = f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call>'
+    assert joined(machine.feed(call, is_over=True)) == [Begun("now"), Arguments("{}"), Ended()]
+
+
 @pytest.mark.parametrize(
     ("form", "begun"),
     [
