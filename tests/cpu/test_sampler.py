@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from python_backends.engine.slots import sampler
 from python_backends.engine.slots.allowed import Allowed, added, unpacked
 from python_backends.engine.slots.noise import BLOCK, Noise, drawn, keys
 from python_backends.engine.slots.numbers import fail_others
@@ -76,6 +77,22 @@ def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: fl
     scores = restricted(logits, _restrictions(4, top_k, top_p))
     for row in range(4):
         assert np.array_equal(scores[row].numpy() > -np.inf, _plain(logits[row], 1.0, top_k, top_p) > 0)
+
+
+def test_a_flat_row_makes_no_row_beside_it_look_at_more_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that need the first, the second and the last number of candidates, in no order."""
+    logits = _logits(5, 2000) * torch.tensor([6.0, 1.2, 6.0, 0.001, 6.0])[:, None]
+    limits, looked, least_among = _restrictions(5, top_p=0.9), list[tuple[int, int]](), sampler._least_among
+
+    def counting(probs: Tensor, size: int, limits: Restrictions) -> tuple[Tensor, Tensor]:
+        looked.append((len(probs), size))
+        return least_among(probs, size, limits)
+
+    monkeypatch.setattr(sampler, "_least_among", counting)
+    together = restricted(logits, limits)
+    assert looked == [(5, 64), (2, 1024), (1, 2000)]
+    monkeypatch.setattr(sampler, "CANDIDATES", ())
+    assert torch.equal(together, restricted(logits, limits))
 
 
 def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> None:

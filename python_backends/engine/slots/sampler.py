@@ -32,6 +32,9 @@ class Restrictions:
     top_p: Tensor  # [drawing] 1: all
     min_p: Tensor  # [drawing] 0: all
 
+    def of(self, rows: Tensor) -> Restrictions:
+        return Restrictions(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -133,12 +136,14 @@ def _least_by_candidates(probs: Tensor, limits: Restrictions) -> Tensor:
 
     Looks at the few most probable ids first; more are needed for flat rows, which is asked on the host.
     """
-    sizes = [size for size in CANDIDATES if size < probs.shape[1]]
-    for size in sizes:
-        least, enough = _least_among(probs, size, limits)
-        if bool(enough.all()):
-            return least
-    return _least_among(probs, probs.shape[1], limits)[0]
+    sizes = (*(size for size in CANDIDATES if size < probs.shape[1]), probs.shape[1])
+    least, enough = _least_among(probs, sizes[0], limits)
+    for size in sizes[1:]:
+        rows = (~enough).nonzero()[:, 0]
+        if not len(rows):
+            break
+        least[rows], enough[rows] = _least_among(probs[rows], size, limits.of(rows))
+    return least
 
 
 def _least_among(probs: Tensor, size: int, limits: Restrictions) -> tuple[Tensor, Tensor]:
