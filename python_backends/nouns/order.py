@@ -38,7 +38,7 @@ def read_order(line: bytes) -> Order:
     """Raises RefusedOrderError."""
     try:
         return msgspec.json.decode(line, type=Order)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedOrderError(f"not an order: {error}") from error
 
 

@@ -90,12 +90,25 @@ class ControlEnd:
                 Asked(Order("status"), connection).say({"refused": str(error)})
 
     def _read(self, connection: socket.socket) -> None:
-        connection.settimeout(READ_S)
-        with connection.makefile("rb") as lines:
-            order = read_order(lines.readline(LONGEST_ORDER))
+        order = read_order(_line(connection))
         connection.setblocking(False)
         self._asked.put(Asked(order, connection))
         self._wake()
+
+
+def _line(connection: socket.socket) -> bytes:
+    """The first line that comes; at most LONGEST_ORDER bytes. Raises TimeoutError."""
+    got, end_s = b"", time.monotonic() + READ_S
+    while b"\n" not in got and len(got) < LONGEST_ORDER:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"the order has not come within {READ_S:.0f} s")
+        connection.settimeout(left_s)
+        more = connection.recv(LONGEST_ORDER - len(got))
+        if not more:
+            break
+        got += more
+    return got.partition(b"\n")[0]
 
 
 def ask(

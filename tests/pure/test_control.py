@@ -329,6 +329,7 @@ def test_only_its_user_may_ask_and_what_is_no_order_is_refused(server: Server) -
         b'{"what": "drain", "instance": "1"}\n',
         b"\xff\n",
         b"x" * 5000,
+        b'{"what": "status", "x": ' + b"[" * 4000 + b"\n",
     ):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
@@ -336,6 +337,25 @@ def test_only_its_user_may_ask_and_what_is_no_order_is_refused(server: Server) -
             connection.shutdown(socket.SHUT_WR)
             assert json.loads(connection.makefile().readline())["refused"].startswith("not an order: ")
     assert ask(server.directory, Order("status"))["ready"]
+
+
+def test_an_order_whose_bytes_come_one_by_one_has_to_come_in_time_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, waits_s = 0.0, list[float]()
+
+    class Slow:
+        settimeout = waits_s.append
+
+        def recv(self, _: int) -> bytes:
+            nonlocal now_s
+            now_s += 0.25
+            return b"x"
+
+    monkeypatch.setattr(wire.time, "monotonic", lambda: now_s)
+    with pytest.raises(TimeoutError, match="the order has not come within 1 s"):
+        wire._line(Slow())  # type: ignore[arg-type]
+    assert waits_s == [1.0, 0.75, 0.5, 0.25]
 
 
 def test_where_no_server_runs_nothing_is_waited_for(
