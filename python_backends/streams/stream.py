@@ -50,6 +50,7 @@ class Stream:
         "last_request_epoch",
         "last_sent_ns",
         "log_probs",
+        "lost_slot",
         "num_acked",
         "num_cached",
         "num_prefilled",
@@ -93,6 +94,7 @@ class Stream:
         self.last_request_epoch = 0  # given to a life of it: one more at every re-admission and every move
         self.previous: PreviousLife | None = None  # before its last move
         self.seated = False  # in a slot there
+        self.lost_slot = False  # once: blocks that are found from then on may be its own
         self.num_prefilled = 0  # tokens of the answer that the slot begins with: computed again, or copied
         self.finish = Finish.RUNNING
         self.error = ""

@@ -26,10 +26,10 @@ class StreamMetrics:
         if adapter:
             self._metrics.count("gapless_adapter_requests_total", labels=(("adapter", adapter),))
 
-    def first_started(self, stream: Stream, num_prefix_hit_tokens: int) -> None:
-        """The first time that it has a slot: later it would find its own blocks, and tokens of its answer."""
-        num_hits = min(num_prefix_hit_tokens, len(stream.request.prompt))
-        self._metrics.count("gapless_prefix_hit_tokens_total", num_hits)
+    def found_prefix(self, num_tokens: int) -> None:
+        self._metrics.count("gapless_prefix_hit_tokens_total", num_tokens)
+
+    def first_started(self, stream: Stream) -> None:
         self._metrics.observe(
             "gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S
         )

@@ -228,6 +228,7 @@ class Submissions:
             self.num_queued_tokens += sign * len(stream.request.prompt)
             self._num_waiting += sign
             stream.seated = seated
+            stream.lost_slot |= not seated
 
     def _withdraw(self, stream: Stream) -> None:
         """No instance has the request any more."""

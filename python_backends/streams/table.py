@@ -104,14 +104,14 @@ class StreamTable:
         stream = self._streams.get(started.request_id)
         if stream is None or stream.request_epoch != started.request_epoch:
             return
-        is_first = stream.started_ns == 0
-        # what is found when its slot was taken from it is its own
-        if is_first or (stream.seated and not stream.tokens):
-            stream.num_cached = min(started.num_prefix_hit_tokens, len(stream.request.prompt))
+        if not stream.lost_slot:
+            num_hits = min(started.num_prefix_hit_tokens, len(stream.request.prompt) - stream.num_cached)
+            stream.num_cached += num_hits
+            self._metrics.found_prefix(num_hits)
         self.submissions.started(stream)
-        if is_first:
+        if stream.started_ns == 0:
             stream.started_ns = self._clock()
-            self._metrics.first_started(stream, started.num_prefix_hit_tokens)
+            self._metrics.first_started(stream)
 
     def evicted(self, evicted: Evicted) -> None:
         """One that has ended waits for nothing."""

@@ -405,7 +405,15 @@ def test_a_write_to_an_array_is_found() -> None:
 
 
 WRITERS = {  # of the attributes of a stream, besides the stream itself
-    "submissions": {"instance", "last_request_epoch", "num_prefilled", "previous", "request_epoch", "seated"},
+    "submissions": {
+        "instance",
+        "last_request_epoch",
+        "lost_slot",
+        "num_prefilled",
+        "previous",
+        "request_epoch",
+        "seated",
+    },
     "quarantine": {"crash_mark", "crashed_at", "crashed_ns", "crashes"},
     "table": {"error", "first_token_ns", "num_cached", "prediction", "started_ns"},
     "unconfirmed": {"unacked_ns"},
