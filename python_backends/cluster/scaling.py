@@ -115,7 +115,7 @@ class Scaling:
             return
         numbers = set(range(self._settings.most_instances)) - self.wanted - self._ending
         if numbers:
-            self.wanted |= {min(numbers, key=lambda number: (number in self._drained, number))}
+            self.wanted |= {min(numbers)}
             self._count("up")
 
     def _begin_to_end_one(self) -> None:
@@ -128,6 +128,7 @@ class Scaling:
     def _end(self, number: int) -> None:
         self.leaving -= {number}
         self.wanted -= {number}
+        self._drained -= {number}  # a later instance of this number is another one
         if any(load.number == number for load in self._router.loads):
             self._ending.add(number)
         self._count("down")

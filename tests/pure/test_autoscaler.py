@@ -273,6 +273,17 @@ def test_a_number_comes_again_only_when_its_last_process_is_known_to_be_gone() -
     assert instances.numbers() == {0, 1}
 
 
+def test_an_order_to_drain_ends_with_its_instance() -> None:
+    instances = Instances(instances=2)
+    instances.scaling.drain(1)
+    instances.scaling.scale(1)
+    assert instances.numbers() == {0}
+    instances.scaling.lost(1)
+    instances.scaling.scale(2)
+    assert instances.numbers() == {0, 1}
+    assert instances.scaling.draining == frozenset()
+
+
 def test_another_scheduler_model_goes_on_with_the_instances_of_the_last_one() -> None:
     instances = Instances(ClusterState(frozenset({0, 2})), instances=1, max_instances=3)
     assert instances.numbers() == {0, 2}
