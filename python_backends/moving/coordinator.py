@@ -46,6 +46,7 @@ OUTCOMES: dict[End, MoveOutcome] = {
     "refused": MoveOutcome.REFUSED,
     "too_slow": MoveOutcome.TOO_SLOW,
     "lost": MoveOutcome.TIMEOUT,
+    "gone": MoveOutcome.TIMEOUT,
 }
 
 
@@ -270,8 +271,8 @@ class Coordinator:
             return
         if isinstance(message, Suspended):
             self._resume(move)  # it stopped before it heard that the move is off
-        elif isinstance(message, MoveEnded) and message.why == "lost" and instance == move.source:
-            self._submissions.take_back(move.stream)  # it could not go on there
+        elif isinstance(message, MoveEnded) and message.why == "gone":
+            self._submissions.take_back(move.stream)
 
     def _check_first_token(self, move: Move, now_s: float) -> None:
         has_token = len(move.stream.tokens) > move.num_tokens

@@ -97,7 +97,7 @@ class Source:
             self._forget(leaving)
             return []
         self._scheduler.cancel(message.request_id)
-        return [MoveEnded(message.move, "lost")]
+        return [MoveEnded(message.move, "gone")]
 
     def check(self) -> list[FromInstance]:
         """Once a turn: which requests have ended or settled, and which destinations are silent."""

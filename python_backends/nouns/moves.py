@@ -25,7 +25,8 @@ End = Literal[
     "ended",  # the request has ended there, has lost its slot, or has no token of this slot yet
     "refused",  # by the destination, or by the source: it can't send there
     "too_slow",  # blocks became full faster than they were copied
-    "lost",  # nothing has come for too long, or the request is not suspended there any more
+    "lost",  # nothing has come for too long
+    "gone",  # the request can't go on there: it is not suspended there any more
 ]
 
 

@@ -139,6 +139,31 @@ def test_a_reservation_for_which_nothing_comes_is_dropped() -> None:
     assert world.front.outcomes() == {"timeout": 1}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_request_decodes_on_in_its_slot_when_both_instances_find_the_other_one_silent(first: int) -> None:
+    """Whichever of them is heard first."""
+    world = two()
+    world.until(lambda: world.num_tokens(1) > 2 * SIZE)
+    world.move(1, 1 - world.where(1))
+    source = world.hosts[world.where(1)]
+    for host in (*world.hosts[::-1], *world.hosts):
+        world.front.turn()
+        host.turn()
+    source.copy()
+    for host in world.hosts:
+        world.network.drop(receiver=f"blocks-{host.number}")
+    world.network.now_s += 31.0
+    for host in world.hosts:
+        host.turn()
+    world.front.turn(world.hosts[first].name)
+    world.front.turn()
+    stream = world.front.table.find(1)
+    assert stream is not None
+    assert (stream.seated, stream.instance, stream.request_epoch) == (True, source.number, 0)
+    world.check_all()
+    assert world.front.outcomes() == {"timeout": 1}
+
+
 def drop_from_front(world: World, kind: type) -> None:
     """Messages of this kind that are on their way to instances."""
     for frames in world.network.frames.values():
