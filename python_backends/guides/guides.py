@@ -97,8 +97,11 @@ class Guides:
         """Whether `matcher` has little to do for it."""
         if followed.tokens:
             return followed in self._prepared
+        return self.is_compiled(followed.grammar)
+
+    def is_compiled(self, grammar: str) -> bool:
         with self._lock:
-            return followed.grammar in self._kept
+            return grammar in self._kept
 
     def matcher(self, followed: Followed) -> Matcher:
         """For an answer that goes on from there. Raises GuideError."""

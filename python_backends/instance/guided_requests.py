@@ -38,6 +38,11 @@ class GuidedRequests:
             return True
         return self._guides.is_prepared(_followed(sequence.request, _output(sequence)))
 
+    def is_compiled(self, request: Request) -> bool:
+        """Whether it can come in the midst of its answer: a step would wait for its guide."""
+        grammar = request.sampling.grammar
+        return self._guides is None or not grammar or self._guides.is_compiled(grammar)
+
     def expect(self, message: Submit | Reserve) -> None:
         """A request that will want a slot: where few others are prepared, it is, at once."""
         followed = _followed(message.request, message.delivered)

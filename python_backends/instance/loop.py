@@ -22,7 +22,7 @@ from python_backends.instance.lead import Lead
 from python_backends.instance.spare_time import SpareTime
 from python_backends.moving.moves import Moves
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
-from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
+from python_backends.nouns.moves import AbortMove, MoveOut, Refused, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.wires.sessions import NewSession
@@ -229,6 +229,9 @@ class Instance:
         elif self._moves is not None and isinstance(message, Reserve | MoveOut | AbortMove | Resume):
             if isinstance(message, Reserve):
                 self._guided.expect(message)
+                if not self._guided.is_compiled(message.request):
+                    self._publish([Refused(message.move, "guide")])
+                    return
             self._publish(self._moves.handle(message))
 
     def _forget_all(self) -> None:

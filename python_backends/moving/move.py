@@ -25,7 +25,7 @@ class MoveReason(StrEnum):
 class MoveOutcome(StrEnum):
     DONE = "done"
     ENDED = "ended"  # the request ended meanwhile
-    REFUSED = "refused"  # the destination had no slot or no memory for it, or can't read its KV blocks
+    REFUSED = "refused"  # the destination had no slot, memory, adapter or guide for it, or other KV blocks
     TOO_SLOW = "too_slow"  # its KV blocks became full faster than they were copied
     TIMEOUT = "timeout"  # the destination did not take it in time
     SOURCE_LOST = "source_lost"

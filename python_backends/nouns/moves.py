@@ -18,6 +18,7 @@ Refusal = Literal[
     "slots",
     "memory",
     "adapter",  # it is not loaded there yet
+    "guide",  # it is not compiled there yet
     "model",  # or something that comes does not fit the request
     "busy",  # a move of this number is there already
 ]

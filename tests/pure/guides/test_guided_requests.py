@@ -22,7 +22,10 @@ from python_backends.guides.vocabulary import Vocabulary
 from python_backends.instance.build import build, start_guides
 from python_backends.instance.guided_requests import GuidedRequests
 from python_backends.instance.loop import Instance, Parts
+from python_backends.moving.copier import Copier
+from python_backends.moving.moves import Moves
 from python_backends.nouns.messages import Cancel, Failed, Submit
+from python_backends.nouns.moves import Refused, Reserve, Reserved
 from python_backends.nouns.request import WaitReason
 from python_backends.nouns.step import Tokens
 from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -30,6 +33,7 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.vocabulary import vocabulary_of
 from python_backends.wires.sessions import NewSession
 from tests.support.instance_link import Link, submit
+from tests.support.moving import BlocksWire, Network
 from tests.support.schemas import SCHEMAS
 from tests.support.toy_engine import TOY
 
@@ -163,6 +167,21 @@ def test_of_two_lives_of_a_request_the_later_is_answered() -> None:
     epochs = [each.request_epochs.tolist() for each in slow.link.published if isinstance(each, Tokens)]
     assert {epoch for step in epochs for epoch in step} == {1}
     assert slow.failed == []
+
+
+def test_a_request_moves_here_when_its_guide_is_compiled() -> None:
+    """It is refused before, and its guide is compiled meanwhile: the loop never waits for it."""
+    reserves = [Reserve(move, ask(1).request, np.array([5], np.int32), move) for move in (1, 2)]
+    slow = Slow(reserves[:1])
+    copier = Copier(BlocksWire(Network(), "blocks-0"), slow.engine)  # type: ignore[arg-type]
+    slow.instance._moves = Moves(slow.scheduler, copier, 0)
+    slow.instance.turn()
+    assert [each for each in slow.link.published if isinstance(each, Refused)] == [Refused(1, "guide")]
+    slow.opened.set()
+    slow.turns(lambda: not slow.guided.is_preparing)
+    slow.link.inbox.append([reserves[1]])
+    slow.instance.turn()
+    assert [each for each in slow.link.published if isinstance(each, Reserved)] == [Reserved(2, 0)]
 
 
 def test_a_new_session_forgets_what_is_prepared() -> None:
