@@ -289,6 +289,21 @@ def test_a_request_moves_between_torchs_operators_and_layers(engines: Engines, o
     one.check(request, torch_serving.run()[0])
 
 
+@pytest.mark.skipif("layers" not in MAKE, reason="wants a C++ compiler, and AVX2")
+def test_what_layers_left_after_the_last_token_of_a_block_is_not_read_at_the_destination(
+    engines: Engines, one: TinyModel
+) -> None:
+    """They never read it, so it may be no number."""
+    request = ask()
+    engine, other = engines("llama_grouped", "layers")[0], engines("llama_grouped", "torch, blocks of 32")[0]
+    engine.cache.blocks.fill_(torch.nan)  # type: ignore[attr-defined]
+    source, destination = serving(engine, "layers"), serving(other, "torch, blocks of 32")
+    destination.answers, destination.scores = source.answers, source.scores
+    source.submit(request)
+    Move(1, request, source, destination).make(PARTLY)
+    one.check(request, destination.run()[0])
+
+
 # --- at the ends of a move
 
 

@@ -28,7 +28,7 @@ from python_backends.engine.torch.decode_step import Bucket, DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import ScoredRows, StepPlan
+from python_backends.nouns.step import Admit, ScoredRows, StepPlan
 
 if TYPE_CHECKING:
     from python_backends.engine.torch.mixed_step import MixedSteps  # brings Triton's language
@@ -85,11 +85,13 @@ class StepLauncher:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         self._state.apply(plan.operations)
         self._adapters.apply(plan.operations)
+        if not self._kernels:  # which read no further than a sequence goes
+            self._clear_after_last(plan)
         if not len(plan.slots):
             nothing = np.zeros(0, np.intp)
             tokens = torch.zeros((2, 0), dtype=torch.int64)
             return LaunchedStep(plan.number, nothing, tokens, None, nothing, lambda: (0.0, 0.0))
-        if not self._kernels:  # which read no further than a sequence goes
+        if not self._kernels:
             self._clear_begun(plan)
         if self.decode_steps is None or self._adapters.is_used(plan.slots) or plan.scored is not None:
             return self._flat(plan)
@@ -106,6 +108,15 @@ class StepLauncher:
         if is_begun.any():
             slots, columns = self._to_device(plan.slots[is_begun]), self._to_device(lasts[is_begun])
             self._cache.clear(self._state.table[slots, columns])
+
+    def _clear_after_last(self, plan: StepPlan) -> None:
+        """Of the block that the last token of an admitted request falls into: that of a moved one was written
+        elsewhere, perhaps by layers in C++, which clear none.
+        """
+        for admit in plan.operations:
+            if isinstance(admit, Admit):
+                column, first = divmod(len(admit.tokens) - 1, self._cache.shape.block_tokens)
+                self._cache.blocks[int(admit.blocks[column]), ..., first:, :] = 0
 
     def _to_device(self, values: Ids) -> Tensor:
         return to_device(values.astype(np.int64), self._state.device)
