@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import secrets
@@ -154,7 +155,7 @@ def read_requests(path: Path, endpoint: str) -> Iterator[Line]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield _line(line, endpoint)
+                    yield _line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, endpoint)
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"line {number}: {error}") from None
 

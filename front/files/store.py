@@ -66,11 +66,11 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def begin(self) -> Written:
+    def begin(self, is_limited: bool = True) -> Written:
         """Raises ProblemError where there are too many, OSError where none can be written."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_forgotten()
-        if len(list(self._directory.glob("file-*"))) >= MOST_FILES:
+        if is_limited and len(list(self._directory.glob("file-*"))) >= MOST_FILES:
             raise ProblemError(
                 400, f"there are {MOST_FILES} files, the most there can be: delete some", "full"
             )
@@ -108,8 +108,10 @@ class Files:
         shutil.rmtree(written.directory, ignore_errors=True)
 
     def add(self, name: str, purpose: str, write: Callable[[BinaryIO], object]) -> File:
-        """Returns the file that `write` has filled. Raises as `begin`, and what `write` raises."""
-        written = self.begin()
+        """Returns the file that `write` has filled. It is the server's own, so no limit holds it up. Raises
+        OSError, and what `write` raises.
+        """
+        written = self.begin(is_limited=False)
         try:
             write(written.file)
             return self.end(written, name, purpose)

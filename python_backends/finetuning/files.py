@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,16 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """A JSON line that is there whole or not at all. What a full disk or a killed process has cut off before
     is ended, so that it does not swallow this line.
     """
+    append_lines(path, [line])
+
+
+def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """As `append_line`; a full disk leaves none of them."""
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     with path.open("ab+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        left = (b"" if file.read(1) in (b"", b"\n") else b"\n") + json.dumps(line).encode() + b"\n"
+        left = (b"" if file.read(1) in (b"", b"\n") else b"\n") + data
         try:
             while left:
                 left = left[file.write(left) :]

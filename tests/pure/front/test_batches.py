@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from front.batches import pace, work
 from front.batches.pace import Pace
+from front.files.store import Files
 from front.keys import Keys
 from tests.support.ensemble import Ensemble, Front
 from tests.support.status import Scheduler, instance, request, status
@@ -173,6 +175,100 @@ def test_a_cancelled_batch_keeps_what_was_answered(
     assert len(lines_of(sdk, batch.output_file_id)) == batch.request_counts.completed < 100
     with pytest.raises(openai.BadRequestError, match="it has ended already"):
         sdk.batches.cancel(made.id)
+
+
+def test_batches_that_wait_behind_another_can_be_cancelled_and_expire(
+    sdk: openai.OpenAI, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.said = status(instances=[])  # no instance, so nothing is answered
+    first, cancelled, late = (
+        created(sdk, line(0), completion_window=window) for window in ("48h", "48h", "1h")
+    )
+    sdk.batches.cancel(cancelled.id)
+    assert ended(sdk, cancelled.id).status == "cancelled"
+    now = time.time()
+    monkeypatch.setattr(work.time, "time", lambda: now + 3601)
+    assert ended(sdk, late.id).status == "expired"
+    assert sdk.batches.retrieve(first.id).status == "in_progress"
+
+
+def test_a_full_file_store_holds_up_no_results(
+    sdk: openai.OpenAI, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = created(sdk, line(0), line(1, temperature="hot"))
+    monkeypatch.setattr("front.files.store.MOST_FILES", 1)
+    batch = ended(sdk, made.id)
+    assert batch.status == "completed"
+    assert lines_of(sdk, batch.output_file_id).keys() == {"0"}
+    assert lines_of(sdk, batch.error_file_id).keys() == {"1"}
+    with pytest.raises(openai.BadRequestError, match="the most there can be"):
+        uploaded(sdk, line(0))
+
+
+def test_a_result_that_can_not_be_written_is_tried_again_and_the_other_is_not_written_twice(
+    sdk: openai.OpenAI, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, failures = Files.add, [OSError("no space")] * 3
+
+    def failing(self: Files, name: str, *rest: Any) -> Any:
+        if name.endswith("errors.jsonl") and failures:
+            raise failures.pop()
+        return add(self, name, *rest)
+
+    monkeypatch.setattr(Files, "add", failing)
+    batch = ended(sdk, created(sdk, line(0), line(1, temperature="hot")).id)
+    assert (batch.request_counts.completed, batch.request_counts.failed, failures) == (1, 1, [])
+    results = [file.id for file in sdk.files.list(purpose="batch_output")]
+    assert sorted(results) == sorted([batch.output_file_id, batch.error_file_id])
+
+
+def test_a_batch_that_fails_does_not_hold_up_the_next(
+    sdk: openai.OpenAI, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    said, scheduler.said = scheduler.said, status(instances=[])
+    failing = created(sdk, line(0))
+    (about,) = (tmp_path / "front directory").glob(f"batches/*/{failing.id}/batch.json")
+    next_one = created(sdk, line(0))
+    (about.parent / "input.jsonl").rename(about.parent / "moved.jsonl")
+    scheduler.said = said
+    assert ended(sdk, next_one.id).status == "completed"
+    assert sdk.batches.retrieve(failing.id).status == "in_progress"
+    (about.parent / "moved.jsonl").rename(about.parent / "input.jsonl")
+    assert ended(sdk, failing.id).status == "completed"
+
+
+def test_requests_are_read_and_written_outside_of_the_event_loop(
+    sdk: openai.OpenAI, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, scheduler.said = scheduler.said, status(instances=[])
+    late = created(sdk, line(0), line(1), completion_window="1h")
+    on_loop, entry_of, read_requests = [], work.entry_of, work.read_requests
+
+    def note_loop() -> None:
+        with contextlib.suppress(RuntimeError):
+            on_loop.append(asyncio.get_running_loop())
+
+    def entry(*given: Any) -> Any:
+        note_loop()
+        return entry_of(*given)
+
+    def requests(*given: Any) -> Any:
+        for each in read_requests(*given):
+            note_loop()
+            yield each
+
+    monkeypatch.setattr(work, "entry_of", entry)
+    monkeypatch.setattr(work, "read_requests", requests)
+    now = time.time()
+    monkeypatch.setattr(work.time, "time", lambda: now + 3601)
+    assert len(lines_of(sdk, ended(sdk, late.id).error_file_id)) == 2
+    scheduler.said = said
+    assert ended(sdk, created(sdk, line(0), line(1)).id).request_counts.completed == 2
+    assert on_loop == []
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(sdk: openai.OpenAI, scheduler: Scheduler) -> None:
+    assert ended(sdk, created(sdk, f"\ufeff{json.dumps(line(0))}").id).request_counts.completed == 1
 
 
 def test_what_was_not_answered_within_the_window_is_an_error(
