@@ -39,6 +39,13 @@ class OfModel(Struct):
     model_id: str
 
 
+class Numbered(Struct):
+    """What every ask of a model has, whatever else is in it."""
+
+    model_id: str
+    seq_id: int
+
+
 class AdamAsk(Struct):
     learning_rate: float = 1e-4
     beta1: float = 0.9

@@ -29,8 +29,8 @@ def read_request(body: bytes) -> Any:
         ) from None
 
 
-def learn_of(request: Any, most_tokens: int, vocabulary: int) -> asks.Learn:
-    """Raises ProblemError, which names the first field that can't be taken."""
+def learn_of(request: Any, most_tokens: int, num_rows: int) -> asks.Learn:
+    """`num_rows`: of the embedding. Raises ProblemError, which names the first field that can't be taken."""
     if request.loss_fn not in INPUTS:
         said = f" = {request.loss_fn[:40]!r}: must be {' or '.join(INPUTS)}"
         raise refused("loss_fn", said, UNSUPPORTED)
@@ -38,7 +38,7 @@ def learn_of(request: Any, most_tokens: int, vocabulary: int) -> asks.Learn:
         raise refused(CONFIG, ": these losses have nothing to configure; leave it out", UNSUPPORTED)
     if not request.data:
         raise refused("data", ": must have at least one datum")
-    parts = [_Datum(f"data[{i}]", each, most_tokens, vocabulary) for i, each in enumerate(request.data)]
+    parts = [_Datum(f"data[{i}]", each, most_tokens, num_rows) for i, each in enumerate(request.data)]
     found = [part.numbers(INPUTS[request.loss_fn]) for part in parts]
     drawn = [numbers[1] for numbers in found if len(numbers) == 2]
     return asks.Learn(
@@ -54,7 +54,7 @@ def learn_of(request: Any, most_tokens: int, vocabulary: int) -> asks.Learn:
 class _Datum:
     """Of protobuf. Raises ProblemError."""
 
-    def __init__(self, place: str, datum: Any, most_tokens: int, vocabulary: int) -> None:
+    def __init__(self, place: str, datum: Any, most_tokens: int, num_rows: int) -> None:
         self._place = place
         self._tensors = {each.key: each.value for each in datum.loss_fn_inputs}
         chunks = datum.model_input
@@ -67,8 +67,8 @@ class _Datum:
             raise refused(f"{place}.model_input", said)
         labels = self._tensor(TARGETS)
         for name, ids in (("model_input", self.ids), (TARGETS, labels)):
-            if not 0 <= ids.min() <= ids.max() < vocabulary:
-                raise refused(f"{place}.{name}", f": token ids must be between 0 and {vocabulary - 1}")
+            if not 0 <= ids.min() <= ids.max() < num_rows:
+                raise refused(f"{place}.{name}", f": token ids must be between 0 and {num_rows - 1}")
         self.labels = labels.astype(np.int32)
 
     def numbers(self, names: tuple[str, ...]) -> list[NDArray[np.float32]]:

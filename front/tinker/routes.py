@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -121,15 +122,15 @@ class TinkerRoutes:
 
     async def _learn(self, request: Request) -> Response:
         given = read_request(await self._bodies.read(request))
-        most, vocabulary = self._model.max_tokens, self._model.vocab_size
-        return await self._ask(given.model_id, given.seq_id, lambda: learn_of(given, most, vocabulary))
+        most, num_rows = self._model.max_tokens, self._model.checkpoint.num_rows
+        return await self._ask(given.model_id, given.seq_id, lambda: learn_of(given, most, num_rows))
 
     async def _step(self, request: Request) -> Response:
-        ask = await self._read(request, asked.StepAsk)
+        ask = await self._read_ask(request, asked.StepAsk)
         return await self._ask(ask.model_id, ask.seq_id, lambda: asked.step_of(ask))
 
     async def _save(self, request: Request) -> Response:
-        ask = await self._read(request, asked.SaveAsk)
+        ask = await self._read_ask(request, asked.SaveAsk)
 
         def made() -> asks.Publish:
             if ask.path is not None:
@@ -143,7 +144,7 @@ class TinkerRoutes:
         return await self._ask(ask.model_id, ask.seq_id, made)
 
     async def _save_state(self, request: Request) -> Response:
-        ask = await self._read(request, asked.SaveStateAsk)
+        ask = await self._read_ask(request, asked.SaveStateAsk)
 
         def made() -> asks.SaveState:
             asked.check_name(ask.path)
@@ -153,7 +154,7 @@ class TinkerRoutes:
         return await self._ask(ask.model_id, ask.seq_id, made)
 
     async def _load_state(self, request: Request) -> Response:
-        ask = await self._read(request, asked.LoadStateAsk)
+        ask = await self._read_ask(request, asked.LoadStateAsk)
         made = lambda: asks.LoadState(*asked.place_of(ask.path), ask.optimizer)  # noqa: E731
         return await self._ask(ask.model_id, ask.seq_id, made)
 
@@ -162,6 +163,18 @@ class TinkerRoutes:
         shape = await asyncio.to_thread(shape_of, self._settings, job_id)
         name = self._model.name
         return json_response({"base_model": name, "is_lora": True, "train_unembed": False, **shape})
+
+    async def _read_ask(self, request: Request, kind: type[S]) -> S:
+        """As `_read`; one that is refused leaves its number to nothing."""
+        body = await self._bodies.read(request)
+        try:
+            return read_body(body, kind)
+        except ProblemError:
+            with contextlib.suppress(ProblemError):
+                named = read_body(body, asked.Numbered)
+                model = self.sessions.model(named.model_id)
+                await asyncio.to_thread(model.ask, named.seq_id, asks.Nothing())
+            raise
 
     async def _ask(self, name: str, number: int, make: Callable[[], asks.Ask]) -> Response:
         """One that is refused leaves its number to nothing: the ones after it are not kept waiting."""

@@ -5,6 +5,7 @@ is asked of the job. The bodies are those of the SDK.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,17 @@ def test_what_is_refused_names_the_field_and_keeps_nothing_waiting(opened: Led) 
     message = said(opened.asked("save_weights_for_sampler", 4, path="a/b"), 400)["error"]["message"]
     assert message.startswith("path = 'a/b': must be 1 to 128 letters")
     assert "must be between 1 and" in said(opened.asked("optim_step", 0), 400)["error"]["message"]
+    for number, (name, given, says) in enumerate(
+        (
+            ("optim_step", {"adam_params": {"learning_rate": None}}, "adam_params.learning_rate: "),
+            ("save_weights_for_sampler", {"kind": 1}, "kind: "),
+            ("save_weights", {"path": 1}, "path: "),
+            ("load_weights", {"path": 1}, "path: "),
+        ),
+        5,
+    ):
+        assert said(opened.asked(name, number, **given), 400)["error"]["message"].startswith(says)
+        assert opened.answered(number, asks.Nothing()) == asks.Nothing()
 
 
 def test_bad_data_is_refused_by_its_place(opened: Led) -> None:
@@ -129,6 +141,13 @@ def test_bad_data_is_refused_by_its_place(opened: Led) -> None:
     assert second(weights={"dense": nan}) == "data[1].weights: must be finite numbers"
     garbage = opened.asks.post("forward_backward", content=b"\xff\xff", headers=PROTOBUF)
     assert "must be protobuf" in said(garbage, 400)["error"]["message"]
+
+
+def test_tokens_without_a_row_of_the_embedding_are_refused(opened: Led, training: Front) -> None:
+    """Of the tokens in the body, 10 is the largest, and the tokenizer has more."""
+    training.model.checkpoint = dataclasses.replace(training.model.checkpoint, num_rows=10)
+    message = said(opened.learn(1), 400)["error"]["message"]
+    assert message == "data[1].model_input: token ids must be between 0 and 9"
 
 
 def test_requests_of_a_model_that_wait_are_bounded(opened: Led) -> None:
