@@ -93,7 +93,7 @@ class TinkerRoutes:
 
     async def _finish(self, request: Request) -> Response:
         session = self.sessions.find(request.path_params["name"])
-        await asyncio.to_thread(self.sessions.end, session)
+        await self.sessions.end(session)
         return json_response({})
 
     async def _capabilities(self, _request: Request) -> Response:

@@ -108,12 +108,12 @@ class Sessions:
         for model in session.models.values():
             ask_files.show_life(model.job.directory)
 
-    def end(self, session: Session) -> None:
+    async def end(self, session: Session) -> None:
         self._open.pop(session.id, None)
         for task in session.samples.values():
             task.cancel()
         for model in session.models.values():
-            self._end_job(model.job)
+            await asyncio.to_thread(self._end_job, model.job)
 
     async def run(self) -> None:
         """Ends what is not heard of, until it is cancelled."""
@@ -121,7 +121,7 @@ class Sessions:
             await asyncio.sleep(LOOK_EVERY_S)
             limit_s = time.monotonic() - SILENT_S
             for session in [each for each in self._open.values() if each.heard_s < limit_s]:
-                self.end(session)
+                await self.end(session)
 
     def _end_job(self, job: Job) -> None:
         with contextlib.suppress(OSError, JobError):  # it has ended by itself

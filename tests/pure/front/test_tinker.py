@@ -301,6 +301,23 @@ def test_a_session_that_is_finished_takes_its_jobs_along(opened: Led) -> None:
     assert opened.retrieve(f"{opened.model}:1").status_code == 410
 
 
+@pytest.fixture
+def checked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop refuses what another thread must not ask of it."""
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+
+
+def test_a_session_that_is_finished_ends_its_samples(
+    checked_loop: None, ensemble: Ensemble, opened: Led
+) -> None:
+    ensemble.pieces = (None,)
+    sampler = opened.sampler()
+    said(opened.asks.post("asample", json=body("asample", sampling_session_id=sampler)))
+    opened.retrieve(f"{sampler}:0")
+    opened.finish()
+    assert ensemble.cancelled.wait(30)
+
+
 def test_a_session_that_is_not_heard_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "LOOK_EVERY_S", 0.01)
     found = Sessions(None)
