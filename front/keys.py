@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from python_backends.launcher.address import check_not_blank
 from python_backends.settings import SettingsError
 
 SCHEME = "bearer "
@@ -40,7 +41,9 @@ def read_keys(file: Path | None, of_environment: str) -> Keys:
     """Reads one key from each line of `file`, as it is or as sha256:HEX; lines that begin with # are none.
     Raises SettingsError.
     """
-    digests = [hashlib.sha256(of_environment.encode()).digest()] if of_environment else []
+    check_not_blank(of_environment)
+    key = of_environment.strip()
+    digests = [hashlib.sha256(key.encode()).digest()] if key else []
     if file is None:
         return Keys(digests)
     try:

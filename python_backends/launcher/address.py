@@ -57,7 +57,10 @@ def of_triton_http(ip: str) -> str:
 
 
 def check_key(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Raises SettingsError if other hosts could reach the front and nothing asks for a key."""
+    """Raises SettingsError if other hosts could reach the front and nothing asks for a key, or if the key of
+    `environment` is blank.
+    """
+    check_not_blank(environment.get(API_KEY, ""))
     front, address = settings.front, settings.server.address
     if ipaddress.ip_address(ip_of(address)).is_loopback or not front.port or front.without_key:
         return
@@ -66,6 +69,12 @@ def check_key(settings: Settings, environment: Mapping[str, str]) -> None:
             f"server.address = {address!r}: other hosts reach it, and there is no key for port"
             f" {front.port}: set {API_KEY} or front.api_keys, or front.port = 0, or front.without_key = true"
         )
+
+
+def check_not_blank(key: str) -> None:
+    """Of the environment. Raises SettingsError."""
+    if key and not key.strip():
+        raise SettingsError(f"{API_KEY}: must not be blank; without a key, leave it out")
 
 
 def check_ports(settings: ServerSettings, front_port: int = 0) -> None:

@@ -75,6 +75,8 @@ def test_an_address_that_others_reach_needs_a_key(address: str) -> None:
     for environment in ({}, {"GAPLESS_API_KEY": ""}):
         with pytest.raises(SettingsError, match=said):
             check_key(_settings(address), environment)
+    with pytest.raises(SettingsError, match="GAPLESS_API_KEY: must not be blank"):
+        check_key(_settings(address), {"GAPLESS_API_KEY": " \n"})
     check_key(_settings(address), {"GAPLESS_API_KEY": "x"})
     for front in ({"api_keys": "keys"}, {"port": 0}, {"without_key": True}):
         check_key(_settings(address, **front), {})

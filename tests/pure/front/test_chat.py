@@ -468,6 +468,12 @@ def test_a_file_of_keys_without_one_is_refused(tmp_path: Path, content: str) -> 
         read_keys(file, "")
 
 
+def test_blanks_around_the_key_of_the_environment_are_left_out() -> None:
+    assert read_keys(None, " sk-mine\n").allow("Bearer sk-mine")
+    with pytest.raises(SettingsError, match="GAPLESS_API_KEY: must not be blank"):
+        read_keys(None, "\n")
+
+
 def test_without_keys_everybody_may_ask() -> None:
     assert Keys(()).allow("")
     assert not read_keys(None, "a").allow("Bearer ")
