@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, API_KEY, LOOPBACK, in_url, ip_of
 from python_backends.linux.process_group import ASK
-from python_backends.settings import ROOT, Settings, SettingsError, read_settings
+from python_backends.settings import ROOT, FrontSettings, Settings, SettingsError, read_settings
 from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import is_draining
 from python_backends.wires.run_directory import SETTINGS
@@ -39,6 +40,7 @@ END_S = 1  # for open answers, after the front was asked to end
 async def serve(settings: Settings, run_directory: Path, number: int) -> None:
     """Serves as the front process of this number. Raises SettingsError, CheckpointError and OSError."""
     file = ROOT / settings.front.api_keys if settings.front.api_keys else None
+    certificate, key = tls_files(settings.front)
     keys = read_keys(file, os.environ.get(API_KEY, ""))
     ip = ip_of(settings.server.address)
     url = f"{in_url(LOOPBACK if ip == ALL_IPV4 else ip)}:{settings.server.grpc_port}"
@@ -64,8 +66,8 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=END_S,
-                ssl_certfile=_file(settings.front.tls_certificate),
-                ssl_keyfile=_file(settings.front.tls_key),
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
             )
         )
 
@@ -82,8 +84,24 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
             other.cancel()
 
 
-def _file(path: str) -> str | None:
-    return str(ROOT / path) if path else None
+def tls_files(front: FrontSettings) -> tuple[str | None, str | None]:
+    """The paths of the certificate and of its key; None: there is none. Raises SettingsError."""
+    named = {"tls_certificate": front.tls_certificate, "tls_key": front.tls_key}
+    if front.tls_key and not front.tls_certificate:
+        raise SettingsError(f"front.tls_key = {front.tls_key!r}: needs front.tls_certificate")
+    for name, path in named.items():
+        try:
+            (ROOT / path).open("rb").close() if path else None
+        except OSError as error:
+            raise SettingsError(f"front.{name} = {path!r}: can't be read: {error.strerror}") from error
+    certificate, key = (str(ROOT / path) if path else None for path in named.values())
+    if certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        except ssl.SSLError as error:
+            said = " and ".join(f"front.{name} = {path!r}" for name, path in named.items() if path)
+            raise SettingsError(f"{said}: must be a certificate with its key, PEM: {error}") from error
+    return certificate, key
 
 
 async def _beat(app: App) -> None:
