@@ -65,13 +65,13 @@ def place(start: str, adapters: Path | None) -> Path:
     """The directory of an adapter: `start` itself, or the served version that it names. ValueError."""
     if _is_adapter(Path(start)):
         return Path(start)
-    name, _, version = start.partition("@")
+    name, at, version = start.partition("@")
     if adapters is None or not NAME.fullmatch(name):
         hint = "" if adapters else "; the name of a served adapter needs adapters.directory"
         raise ValueError(f"--from {start}: it is no directory with {CONFIG}{hint}")
-    if not version and _is_adapter(adapters / name):
+    if not at and _is_adapter(adapters / name):
         return adapters / name
-    found = [path for path in numbered(adapters / name) if version in ("", path.name)]
+    found = [path for path in numbered(adapters / name) if not at or version == path.name]
     if not found:
         raise ValueError(f"--from {start}: neither a directory with {CONFIG} nor an adapter in {adapters}")
     return found[-1]

@@ -14,9 +14,9 @@ def remove_adapter(asked: str, adapters: Path | None, jobs: Path) -> None:
     """`asked`: NAME@NUMBER, or NAME for all its versions. Raises ProblemError: there is none, or no job in
     `jobs` has made it.
     """
-    name, _, number = asked.partition("@")
+    name, at, number = asked.partition("@")
     found = numbered(adapters / name) if adapters is not None and NAME.fullmatch(name) else []
-    versions = [path for path in found if number in ("", path.name)]
+    versions = [path for path in found if not at or number == path.name]
     if not versions:
         said = f"model = {asked[:64]!r}: there is no such adapter with versions"
         raise ProblemError(404, said, "model_not_found", "model")

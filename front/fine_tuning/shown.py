@@ -31,17 +31,17 @@ def shown(job: Job, served: Container[str]) -> dict[str, Any]:
 def checkpoints(job: Job) -> list[dict[str, Any]]:
     """The saved states that are kept, the newest first. If a job has succeeded, its last one is served."""
     losses = {line["step"]: line["loss"] for line in job.losses}
-    steps = saved_states.steps(job.directory / "checkpoints")
+    times = saved_states.times(job.directory / "checkpoints")
     adapter = job.options.get("adapter") if job.status == "succeeded" else None
     return [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
             "object": "fine_tuning.job.checkpoint",
-            "created_at": job.fields["created_at"],
-            "fine_tuned_model_checkpoint": adapter if adapter and step == steps[-1] else None,
+            "created_at": int(times[step]),
+            "fine_tuned_model_checkpoint": adapter if adapter and step == max(times) else None,
             "fine_tuning_job_id": job.id,
             "metrics": {"step": step, "train_loss": losses.get(step)},
             "step_number": step,
         }
-        for step in reversed(steps)
+        for step in reversed(times)
     ]

@@ -7,6 +7,7 @@ name is in `states`: the last 16.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -78,6 +79,15 @@ def last(directory: Path) -> tuple[Place, State] | None:
 def steps(directory: Path) -> list[int]:
     """After which steps there are whole saved states, in order."""
     return [_step(path) for path in _paths(directory)]
+
+
+def times(directory: Path) -> dict[int, float]:
+    """When each of them was written, in seconds of Unix, by step."""
+    found = {}
+    for path in _paths(directory):
+        with contextlib.suppress(FileNotFoundError):  # it is deleted meanwhile
+            found[_step(path)] = path.stat().st_mtime
+    return found
 
 
 def read(directory: Path, step: int) -> tuple[Place, State]:

@@ -8,6 +8,18 @@ from pathlib import Path
 import pytest
 
 from commands.finetune.__main__ import main
+from commands.finetune.beginning import place
+from python_backends.engine.adapter_directory import CONFIG
+
+
+def test_an_adapter_to_go_on_from_has_a_number_behind_its_sign(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        (tmp_path / "law" / number).mkdir(parents=True)
+        (tmp_path / "law" / number / CONFIG).write_text("{}")
+    assert place("law", tmp_path).name == "2"
+    assert place("law@1", tmp_path).name == "1"
+    with pytest.raises(ValueError, match="--from law@: neither a directory"):
+        place("law@", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,12 @@ def test_events_and_saved_states_are_there_page_by_page(trains: openai.OpenAI, d
     for step in (4, 8):
         job.add_loss(step=step, loss=1 / step, tokens=9)
         saved_states.save(job.directory / "checkpoints", Place(step, 9, True), {"a": np.zeros(1)})
+        os.utime(job.directory / f"checkpoints/step-{step:06d}", (1e9 + step, 1e9 + step))
     events = trains.fine_tuning.jobs.list_events(job.id, limit=2)
     assert [event.message for event in events] == [f"event {number}" for number in reversed(range(5))]
     found = list(trains.fine_tuning.jobs.checkpoints.list(job.id))
     assert [each.step_number for each in found] == [8, 4]
+    assert [each.created_at for each in found] == [10**9 + 8, 10**9 + 4]
     assert [each.metrics.train_loss for each in found] == [1 / 8, 1 / 4]
 
 
@@ -196,13 +199,15 @@ def test_the_model_of_a_job_is_removed_and_its_number_is_not_used_again(
         write_adapter(law / number)
     job = queued(directory)
     job.end("succeeded", "succeeded", gapless={**job.options, "adapter": "law@2"})
+    with pytest.raises(openai.NotFoundError, match="model = 'law@': there is no such adapter"):
+        trains.models.delete("law@")
     for name in ("law@1", "law"):
         with pytest.raises(openai.PermissionDeniedError, match="law@1: no job of this server has made it"):
             trains.models.delete(name)
     assert trains.models.delete("law@2").deleted
     assert [path.name for path in sorted(law.iterdir()) if path.is_dir()] == ["1"]
     assert (law / "2").exists(), "the next version is the third"
-    for name in ("law@2", "law@3", "...", "law@0", "law@1@1"):
+    for name in ("law@", "law@2", "law@3", "...", "law@0", "law@1@1"):
         with pytest.raises(openai.NotFoundError):
             trains.models.delete(name)
     with pytest.raises(openai.PermissionDeniedError, match=f"{NAME} is the model that is served"):
