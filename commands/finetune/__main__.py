@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -231,7 +232,7 @@ def main() -> int:
         asked.verb(asked, located(of_command_line(asked)))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
         print(_message(error), file=sys.stderr)
-        return 1
+        return os.EX_IOERR if isinstance(error, OSError) else 1
     except KeyboardInterrupt:
         print("ended by Ctrl-C", file=sys.stderr)
         return 130

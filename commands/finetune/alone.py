@@ -30,15 +30,16 @@ LEAST_RATE_UNIT = 2e-4  # OpenAI's learning_rate_multiplier multiplies this
 
 
 def read_data(settings: Settings, path: Path) -> list[Example]:
-    """Raises DatasetError, which names the file, CheckpointError or OSError."""
+    """Raises DatasetError, which names the file, or CheckpointError."""
     door = open_door(
         read_checkpoint(settings.model_directory), settings.limits, settings.model.max_model_tokens
     )
     try:
         with path.open("rb") as lines:
             return read_examples(lines, door)
-    except DatasetError as error:
-        raise DatasetError(f"{path}: {error}") from error
+    except (DatasetError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise DatasetError(f"{path}: {said}") from error
 
 
 def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.Job:

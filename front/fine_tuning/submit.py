@@ -62,7 +62,8 @@ class Submitting:
                     process.kill()
                     await process.wait()
         if process.returncode != 0:
-            raise _problem(errors.decode(errors="replace"), training_file)
+            is_of_server = process.returncode == os.EX_IOERR
+            raise _problem(errors.decode(errors="replace"), training_file, is_of_server)
         fields: dict[str, Any] = msgspec.json.decode(said)
         return fields
 
@@ -74,9 +75,9 @@ def _words_of(settings: Settings) -> Iterator[str]:
             yield from ("--set", f"{section}.{name}={text}")
 
 
-def _problem(errors: str, training_file: Path) -> ProblemError:
+def _problem(errors: str, training_file: Path, is_of_server: bool) -> ProblemError:
     lines = errors.strip().splitlines()
-    if not lines or "Traceback" in errors:
+    if is_of_server or not lines or "Traceback" in errors:
         log.error("a job could not be made: %s", errors)
         said = "the job could not be made; the log of the front says more"
         return ProblemError(500, said, "failed", kind="server_error")

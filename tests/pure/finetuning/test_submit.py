@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,18 @@ import pytest
 from commands.finetune.__main__ import main
 from commands.finetune.beginning import place
 from python_backends.engine.adapter_directory import CONFIG
+
+
+def test_a_disk_that_fails_has_an_exit_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "one two three"}\n')
+    words = ["finetuning", "--set", f"finetuning.directory={data}", "submit", "--detach"]
+    monkeypatch.setattr(sys, "argv", [*words, str(data)])
+    assert main() == os.EX_IOERR
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "missing.jsonl")])
+    assert main() == 1
 
 
 def test_an_adapter_to_go_on_from_has_a_number_behind_its_sign(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 
+from front.fine_tuning import submit
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.finetuning import jobs, saved_states
 from python_backends.finetuning.datasets import Example
@@ -120,6 +121,12 @@ def test_a_value_that_the_command_line_refuses_has_the_name_of_the_field(trains:
             model=NAME, training_file=uploaded(trains, LINE), hyperparameters=given
         )
     assert error.value.param == "n_epochs"
+
+
+def test_a_disk_that_fails_is_no_mistake_of_the_client() -> None:
+    problem = submit._problem("/jobs/x: No space left on device", Path("/train.jsonl"), True)
+    assert (problem.status, problem.code) == (500, "failed")
+    assert "/jobs" not in str(problem)
 
 
 def test_without_adapters_the_setting_that_is_missing_is_named(sdk: openai.OpenAI) -> None:
