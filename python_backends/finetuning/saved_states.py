@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,28 +39,34 @@ class Place:
 
 def save(directory: Path, place: Place, state: State) -> None:
     """Adds a saved state, and deletes those that are not needed any more. OSError where the disk is full."""
-    target = _path(directory, place.step)
-    if not target.exists():
-        _write(target, place, state)
+    if place.step not in steps(directory):
+        _delete(_path(directory, place.step))
+        _write(_path(directory, place.step), place, state)
     _delete_old(directory)
 
 
 def save_named(directory: Path, name: str, place: Place, state: State) -> None:
     """A saved state of that name is replaced, once the new one is written. OSError where the disk is full."""
     new, target = directory / f".{name}", directory / name
+    if new.exists() and not target.exists():  # a process was killed before the new one had its name
+        new.rename(target)
     shutil.rmtree(new, ignore_errors=True)
     _write(new, place, state)
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        target.rename(_partial(new))
     new.rename(target)
     found = [path for path in directory.iterdir() if not path.name.startswith(".")]
     for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-NUM_NAMED_KEPT]:
-        shutil.rmtree(old)
+        with suppress(OSError):
+            old.rename(directory / f".{old.name}.partial")
+    for left in directory.glob(".*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def read_named(directory: Path, name: str) -> tuple[Place, State]:
     """OSError if there is none, ValueError if it can't be read."""
-    path = directory / name
-    return _place(path), read_arrays(path / "state.safetensors")
+    path, new = directory / name, directory / f".{name}"
+    return _read(path if path.exists() or not new.exists() else new)
 
 
 def _write(target: Path, place: Place, state: State) -> None:
@@ -92,13 +99,17 @@ def times(directory: Path) -> dict[int, float]:
 
 def read(directory: Path, step: int) -> tuple[Place, State]:
     """The saved state after `step`. OSError if there is none."""
-    path = _path(directory, step)
+    return _read(_path(directory, step))
+
+
+def _read(path: Path) -> tuple[Place, State]:
     return _place(path), read_arrays(path / "state.safetensors")
 
 
 def _paths(directory: Path) -> list[Path]:
-    found = [path for path in directory.glob("step-*") if not path.name.endswith(".partial")]
-    return sorted(found, key=_step)
+    """What is half deleted has no state.json."""
+    found = [path.parent for path in directory.glob("step-*/state.json")]
+    return sorted((path for path in found if path.suffix != ".partial"), key=_step)
 
 
 def _path(directory: Path, step: int) -> Path:
@@ -114,9 +125,27 @@ def _place(path: Path) -> Place:
 
 
 def _delete_old(directory: Path) -> None:
-    for partial in directory.glob("*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
-    old = _paths(directory)[:-NUM_KEPT]
-    ends = [path for path in old if _place(path).ends_pass]
-    for path in set(old) - set(ends[-NUM_PASSES_KEPT:]):
-        shutil.rmtree(path)
+    """What can't be deleted is tried again after the next save."""
+    whole = _paths(directory)
+    ends = [path for path in whole[:-NUM_KEPT] if _ends_pass(path)]
+    for path in set(directory.glob("step-*")) - {*whole[-NUM_KEPT:], *ends[-NUM_PASSES_KEPT:]}:
+        _delete(path)
+
+
+def _ends_pass(path: Path) -> bool:
+    """One that can't be read is not needed."""
+    try:
+        return _place(path).ends_pass
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _delete(path: Path) -> None:
+    """All of it at once, for those that read the directory; what can't be deleted stays."""
+    with suppress(OSError):
+        path = path if path.suffix == ".partial" else path.rename(_partial(path))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")

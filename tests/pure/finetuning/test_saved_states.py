@@ -1,9 +1,11 @@
-"""States that a caller saves by name."""
+"""Saved states of a job, and those that a caller saves by name."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +33,18 @@ def test_one_that_can_not_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_named(tmp_path, "law", PLACE, state(1.0))
+    fail_to_save(tmp_path, monkeypatch)
+    assert read_named(tmp_path, "law")[1]["a.weight"][0, 0] == 1.0
 
+
+def fail_to_save(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_states, "save_file", full)
-    with pytest.raises(OSError, match="No space"):
-        save_named(tmp_path, "law", PLACE, state(2.0))
-    assert read_named(tmp_path, "law")[1]["a.weight"][0, 0] == 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr(saved_states, "save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            save_named(directory, "law", PLACE, state(9.0))
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
@@ -49,3 +55,90 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="s1"):
         read_named(tmp_path, "s1")
     assert read_named(tmp_path, "s2")[0] == PLACE
+
+
+class KilledError(BaseException):
+    """In place of the process's death."""
+
+
+def kill_at_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a directory that holds a state, once its first file is deleted."""
+    delete = shutil.rmtree
+
+    def killed(path: Path, *arguments: Any, **named: Any) -> None:
+        if (path / "state.json").exists():
+            (path / "state.json").unlink()
+            raise KilledError
+        delete(path, *arguments, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+
+
+def test_a_process_that_is_killed_while_it_deletes_an_old_state_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        saved_states.save(tmp_path, Place(step, 100, ends_pass=False), state(step))
+    with monkeypatch.context() as patched:
+        kill_at_deletion(patched)
+        with pytest.raises(KilledError):
+            saved_states.save(tmp_path, Place(3, 100, ends_pass=False), state(3))
+    assert saved_states.steps(tmp_path) == [2, 3]
+    saved_states.save(tmp_path, Place(4, 100, ends_pass=False), state(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_what_is_no_whole_state_is_deleted_or_replaced(tmp_path: Path) -> None:
+    for step in (1, 4):
+        (tmp_path / f"step-{step:06d}").mkdir()
+    (tmp_path / "step-000002").mkdir()
+    (tmp_path / "step-000002" / "state.json").write_text("{")
+    for step in (3, 4):
+        saved_states.save(tmp_path, Place(step, 100, ends_pass=True), state(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004"]
+    found = saved_states.last(tmp_path)
+    assert found is not None
+    assert found[1]["a.weight"][0, 0] == 4.0
+
+
+def test_what_can_not_be_deleted_does_not_keep_a_state_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object, **__: object) -> Path:
+        raise OSError(16, "Device or resource busy")
+
+    for step in (1, 2):
+        saved_states.save(tmp_path, Place(step, 100, ends_pass=False), state(step))
+    saved_states._write(tmp_path / "step-000003", PLACE, state(3))
+    monkeypatch.setattr(Path, "rename", busy)
+    monkeypatch.setattr(os, "unlink", busy)
+    saved_states.save(tmp_path, PLACE, state(3))
+    assert saved_states.steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_process_that_is_killed_while_it_replaces_a_state_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the new one has its name, and then before the old one is deleted."""
+    save_named(tmp_path, "law", PLACE, state(1.0))
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if target == tmp_path / "law":
+            raise KilledError
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KilledError):
+            save_named(tmp_path, "law", PLACE, state(2.0))
+    assert read_named(tmp_path, "law")[1]["a.weight"][0, 0] == 2.0
+    fail_to_save(tmp_path, monkeypatch)
+    assert read_named(tmp_path, "law")[1]["a.weight"][0, 0] == 2.0
+    with monkeypatch.context() as patched:
+        kill_at_deletion(patched)
+        with pytest.raises(KilledError):
+            save_named(tmp_path, "law", PLACE, state(3.0))
+    assert read_named(tmp_path, "law")[1]["a.weight"][0, 0] == 3.0
+    save_named(tmp_path, "other", PLACE, state(4.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["law", "other"]
