@@ -45,9 +45,9 @@ def _publish(job: Job, adapters: Path) -> str:
             raise JobError(f"the loss of the held-out examples was {before:.4g} before, and is {after:.4g}")
     trained, directory = job.directory / "adapter", adapters / job.options["suffix"]
     number = _next_number(directory)
-    for version in numbered(directory):
-        if _is_same(trained, version):
-            return version.name
+    for newest in numbered(directory)[-1:]:
+        if _is_same(trained, newest):  # published before a crash
+            return newest.name
     write_directory(directory / number, lambda path: _copy(trained, path))
     return number
 

@@ -39,6 +39,14 @@ def test_it_is_the_newest_version_and_is_published_once(job: Any, tmp_path: Path
     assert job.events == []
 
 
+def test_one_that_equals_an_old_version_is_the_newest_nevertheless(job: Any, tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    write(adapters / "law" / "1", b"trained")
+    write(adapters / "law" / "2", b"of others")
+    assert publish.finish(job, adapters) == "law@3"
+    assert publish.finish(job, adapters) == "law@3", "after a crash before the job ended"
+
+
 def test_without_a_directory_nothing_is_published(job: Any) -> None:
     assert publish.finish(job, None) == ""
 
