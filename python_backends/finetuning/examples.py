@@ -41,6 +41,11 @@ class Examples:
     def __iter__(self) -> Iterator[Example]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def longest(self) -> int:
+        """Its index."""
+        return int(np.argmax(self._lengths))
+
     def check(self, most_tokens: int, vocabulary: int) -> None:
         """ValueError names the first example that a server can't take."""
         too_long = np.flatnonzero(self._lengths > most_tokens)

@@ -75,17 +75,20 @@ class PackMemory:
         one example only.
         """
         assert self._pool is not None, "without a server there is always a plan"
-        needed, most = self._needed(packs, self._plans[-1]), MEMORY_SHARE * self._pool.num_blocks
-        if needed <= most:
+        needed = self._needed(packs, self._plans[-1])
+        if needed <= MEMORY_SHARE * self._pool.num_blocks:
             return False
         largest = max(packs, key=lambda pack: len(pack.tokens))
         if len(largest.bounds) == 2:
-            raise JobError(
-                f"an example of {len(largest.tokens)} tokens takes {needed} KV blocks, training may have"
-                f" {most:.0f}, half of all (engine.kv_blocks, engine.kv_memory_gib)"
-            )
+            raise self._too_large(largest, needed, "an example", self._pool)
         self.pack_tokens = max(LEAST_TOKENS, min(self.pack_tokens, len(largest.tokens)) // 2)
         return True
+
+    def check_fits(self, pack: Pack, name: str) -> None:
+        """JobError if a pack of one example would not fit even if no request ran."""
+        needed = self._needed([pack], self._plans[-1])
+        if self._pool is not None and needed > MEMORY_SHARE * self._pool.num_blocks:
+            raise self._too_large(pack, needed, name, self._pool)
 
     def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> PackInTraining | None:
         """None: requests hold too many blocks now."""
@@ -114,6 +117,13 @@ class PackMemory:
     def _revoke(self) -> None:
         """Called by the pool, which takes the blocks back now: `check` is asked before they are touched."""
         self._is_revoked = True
+
+    @staticmethod
+    def _too_large(pack: Pack, needed: int, name: str, pool: Pool) -> JobError:
+        return JobError(
+            f"{name} of {len(pack.tokens)} tokens takes {needed} KV blocks, training may have"
+            f" {MEMORY_SHARE * pool.num_blocks:.0f}, half of all (engine.kv_blocks, engine.kv_memory_gib)"
+        )
 
     def _needed(self, packs: Sequence[Pack], chosen: Plans) -> int:
         """Packs are computed one after the other."""

@@ -22,7 +22,7 @@ from python_backends.finetuning.in_pieces import TrainerInPieces
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.mini_batch import MiniBatch
 from python_backends.finetuning.pack_memory import PackMemory
-from python_backends.finetuning.packs import mini_batch, steps_a_pass
+from python_backends.finetuning.packs import mini_batch, packed, steps_a_pass
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
@@ -88,6 +88,11 @@ class Trainer(TrainerInPieces):
             self.do(self.tile_tokens)
 
     def begin(self) -> None:
+        """JobError where there is never memory for an example."""
+        for name, examples in (("example", self._examples), ("held-out example", self._held_out)):
+            if examples is not None:
+                longest = examples.longest
+                self._memory.check_fits(packed([examples[longest]]), f"{name} {longest + 1}")
         self.piece = self._next_step() if self._resume() else Piece(Kind.END)
 
     # --- a step

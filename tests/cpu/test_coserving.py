@@ -23,6 +23,8 @@ from python_backends.engine.cpu.library import library
 from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.finetuning import pack_memory
+from python_backends.finetuning.datasets import Example
+from python_backends.finetuning.examples import FILE, HELD_OUT, write
 from python_backends.finetuning.jobs import Job, JobError, jobs_directory
 from python_backends.finetuning.trainer import Progress
 from python_backends.finetuning.watchers import announced, refusals
@@ -46,6 +48,7 @@ from python_backends.settings import (
     Settings,
 )
 from tests.cpu.test_finetuning import new_job, weights
+from tests.support.finetuning_jobs import examples
 from tests.support.instance_link import Link
 from tests.support.tiny_models import VOCABULARY, TinyModel
 from tests.support.toy_engine import TOY
@@ -279,14 +282,21 @@ def test_a_job_waits_while_requests_hold_the_memory_and_can_be_cancelled_meanwhi
     assert [Job(job.directory).status for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_an_example_for_which_there_is_never_memory_fails_its_job(
-    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "file"), [("example", FILE), ("held-out example", HELD_OUT)])
+def test_an_example_for_which_there_is_never_memory_fails_its_job_at_its_beginning(
+    one: TinyModel, tmp_path: Path, name: str, file: str
 ) -> None:
-    monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 0.05)
-    server, job = Server(one, tmp_path, engine={"kv_blocks": 50}), new_job(tmp_path, 5)
+    """By its number."""
+    server, job = Server(one, tmp_path, engine={"kv_blocks": 40}), new_job(tmp_path, 5, held_out=5)
+    long = Example(np.arange(300, dtype=np.int32) % VOCABULARY, np.ones(300, np.bool_))
+    write(job.directory / file, [*examples(39), long])
     server.train(job)
     server.close()
-    assert "engine.kv_blocks" in Job(job.directory).fields["error"]["message"]
+    said = Job(job.directory).fields["error"]["message"]
+    assert said.startswith(f"{name} 40 of 300 tokens takes ")
+    assert "engine.kv_blocks" in said
+    assert not job.losses
+    assert not job.held_out_losses
 
 
 def test_two_jobs_share_what_there_is_and_more_wait(one: TinyModel, tmp_path: Path) -> None:
