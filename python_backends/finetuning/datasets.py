@@ -110,8 +110,34 @@ class _Reader:
             raise DatasetError("messages: no assistant turn of weight 1, so there is nothing to learn")
         turns = [message for message, _ in messages]
         for index in learned:
-            prompt = self._ids(self._door.template.prompt(turns[:index]))
-            yield self._answered(prompt, self._ids(turns[index]["content"]))
+            prompt = self._door.template.prompt(turns[:index])
+            yield self._answered(self._ids(prompt), self._answer(prompt, turns[: index + 1]))
+
+    def _answer(self, prompt: str, turns: list[dict[str, str]]) -> Ids:
+        """Of the last turn. Llama 2's tokenizer and its like put a space before each text; whether the answer
+        has one depends on what the template writes before it.
+        """
+        content = turns[-1]["content"]
+        if self._door.encoder.puts_space and content.strip():
+            before, both = self._ids(prompt), self._ids(prompt + self._rendered(prompt, turns))
+            if len(both) > len(before) and np.array_equal(both[: len(before)], before):
+                return both[len(before) :]
+        return self._ids(content)
+
+    def _rendered(self, prompt: str, turns: list[dict[str, str]]) -> str:
+        """The last turn's content, and the white space that the template puts between it and the prompt;
+        empty where the template puts something else there.
+        """
+        assert self._door.template is not None
+        try:
+            rendered = self._door.template.render(turns)
+        except RefusedError:  # it takes no conversation that ends with an answer
+            return ""
+        for content in (turns[-1]["content"], turns[-1]["content"].strip()):
+            space, found, _ = rendered.removeprefix(prompt).partition(content)
+            if found and not space.strip():
+                return space + content
+        return ""
 
     def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:
         prompt = self._door.encoder.framed(self._ids(_text(values, "prompt")))

@@ -42,7 +42,7 @@ class PromptEncoder:
         self._true_ids, self._forbidden = self._tables()
         self._before, self._behind = self._frame()
         first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
-        self._puts_space = any(token.startswith(SPACE) for token in first)
+        self.puts_space = any(token.startswith(SPACE) for token in first)
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of a text, without those that begin or end a prompt (see `framed`). Raises
@@ -56,7 +56,7 @@ class PromptEncoder:
         """
         before, both = self.encode(BEFORE), self.encode(BEFORE + text)
         is_apart = len(both) > len(before) and np.array_equal(both[: len(before)], before)
-        return both[len(before) :] if self._puts_space and is_apart else self.encode(text)
+        return both[len(before) :] if self.puts_space and is_apart else self.encode(text)
 
     def encoding(self, text: str) -> Encoding:
         """Returns what `ids` reads. It also has the characters of each token. It is 20 times as large as the

@@ -12,8 +12,12 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.nouns.request import Request
 from python_backends.settings import LimitSettings
 from python_backends.text.door.door import open_door
-from tests.support.text.checkpoints import byte_level, sentence_piece
+from tests.support.text.checkpoints import LLAMA_TEMPLATE, byte_level, sentence_piece
 
+LINES_TEMPLATE = (  # as TinyLlama and Zephyr have it
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token }}"
+    "{% if add_generation_prompt and loop.last %}{{ '<|assistant|>\\n' }}{% endif %}{% endfor %}"
+)
 DOOR = open_door(byte_level(), LimitSettings())
 TURNS = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
 
@@ -58,6 +62,29 @@ def test_a_chat_has_an_example_for_each_answer_with_the_servers_own_prompt() -> 
 def test_an_answer_of_weight_0_is_read_and_not_learned() -> None:
     (example,) = read_examples([chat(*TURNS, a1=0, a3=1)], DOOR)
     assert parts(example)[1][:-1] == ids("four")
+
+
+@pytest.mark.parametrize("content", ["hello world", "the", " stop ", "s", "</s>"])
+@pytest.mark.parametrize("template", [LLAMA_TEMPLATE, LINES_TEMPLATE, LINES_TEMPLATE.replace("\\n", "")])
+def test_an_answer_has_the_tokens_that_it_has_in_the_rendered_conversation(
+    template: str, content: str
+) -> None:
+    """Also where the tokenizer puts a space before a text, as Llama 2's does, and the template none."""
+    door = open_door(replace(sentence_piece(), chat_template=template), LimitSettings())
+    assert door.template is not None
+    (example,) = read_examples([chat(("user", "hello"), ("assistant", content))], door)
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": content}]
+    whole = door.encoder.encode(door.template.render(turns)).tolist()
+    assert whole[: len(example.ids)] == example.ids.tolist()
+    assert example.num_learned > 1
+
+
+def test_an_answer_has_its_own_tokens_where_the_template_renders_no_conversation_with_it() -> None:
+    for instead in ("{{ raise_exception('no') }}", "thinks"):
+        template = LLAMA_TEMPLATE.replace("{{ ' ' + message['content'] | trim + eos_token }}", instead)
+        door = open_door(replace(sentence_piece(), chat_template=template), LimitSettings())
+        (example,) = read_examples([chat(("user", "hello"), ("assistant", "stop"))], door)
+        assert parts(example)[1][:-1] == door.encoder.encode("stop").tolist()
 
 
 @pytest.mark.parametrize("completion", ["stop", " stop", "  hello world", "\nend"])
