@@ -160,6 +160,18 @@ def test_a_file_that_is_cut_anywhere_in_its_header_is_refused(tmp_path: Path) ->
         refusal(path)
 
 
+def test_fields_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
+    """Those of norms that the architecture has not, and what is not in use."""
+    fields = {
+        "llama.attention.layer_norm_epsilon": 1e-5,
+        "llama.attention.sliding_window": 0,
+        "llama.final_logit_softcapping": 0.0,
+        "llama.rope.scaling.attn_factor": 1.0,
+    }
+    plain, more = (write(tmp_path / f"{n}.gguf", FIELDS | each) for n, each in enumerate(({}, fields)))
+    assert open_source(more).config == open_source(plain).config
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -170,6 +182,21 @@ def test_a_file_that_is_cut_anywhere_in_its_header_is_refused(tmp_path: Path) ->
             "llama.expert_shared_count = 1: is not known of the architecture llama",
         ),
         ({"llama.expert_used_count": 2}, "llama.expert_used_count = 2: is not known"),
+        ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window = 8: is not known"),
+        ({"llama.attention.sliding_window_pattern": 2}, "sliding_window_pattern = 2: is not known"),
+        ({"llama.attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping = 50.0: is not known"),
+        ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping = 30.0: is not known"),
+        ({"llama.rope.freq_base_swa": 1e4}, "llama.rope.freq_base_swa = 10000.0: is not known"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor = 0.5: must be 1"),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 64,
+                "llama.rope.scaling.attn_factor": 0.5,
+            },
+            "llama.rope.scaling.attn_factor = 0.5: must be 1",
+        ),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": "two"}, "llama.block_count = 'two': must be one whole number"),
         ({"llama.attention.head_count": [4, 2]}, "head_count = list of 2: must be one whole number"),

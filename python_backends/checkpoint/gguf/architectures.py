@@ -29,6 +29,7 @@ class Architecture:
     inputs_first: bool = False  # transformers has weights of a layer's products as [in, out], the file never
     permuted: bool = False  # rows of q and k are stored so that neighbours turn together
     norm_plus_one: bool = False  # norms are stored as 1 + w
+    own_fields: frozenset[str] = frozenset()  # that not every architecture has
     wide_model: int | None = None  # the number of layers of the size that scales queries by hidden / heads
 
     @property
@@ -94,6 +95,9 @@ _OUTSIDE_GPT2 = MappingProxyType(
     }
 )
 
+_WINDOW = "attention.sliding_window"
+_GEMMA_FIELDS = frozenset({_WINDOW, f"{_WINDOW}_pattern", "final_logit_softcapping"})
+
 ARCHITECTURES = MappingProxyType(
     {
         "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, permuted=True),
@@ -102,15 +106,23 @@ ARCHITECTURES = MappingProxyType(
         "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _QWEN3_MOE),
         "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _QWEN3_MOE),
         "gemma": Architecture("gemma", "GemmaForCausalLM", _LLAMA, norm_plus_one=True),
-        "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _GEMMA2, norm_plus_one=True, wide_model=46),
+        "gemma2": Architecture(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            _GEMMA2,
+            norm_plus_one=True,
+            own_fields=_GEMMA_FIELDS | {"attn_logit_softcapping"},
+            wide_model=46,
+        ),
         "gemma3": Architecture(
             "gemma3_text",
             "Gemma3ForCausalLM",
             MappingProxyType(_GEMMA2 | _HEAD_NORMS),
             norm_plus_one=True,
+            own_fields=_GEMMA_FIELDS | {"rope.freq_base_swa"},
             wide_model=62,
         ),
-        "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
+        "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, own_fields=frozenset({_WINDOW})),
         "gpt2": Architecture(
             "gpt2",
             "GPT2LMHeadModel",

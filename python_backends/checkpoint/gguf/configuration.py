@@ -16,7 +16,7 @@ from python_backends.checkpoint.gguf.metadata import Metadata
 from python_backends.checkpoint.gguf.rotary import Factors, rope_fields
 from python_backends.checkpoint.source import CheckpointError
 
-READ = frozenset(  # by `config_of` and `rotary`
+READ = frozenset(  # of every architecture, by `config_of` and `rotary`
     [
         "context_length",
         "embedding_length",
@@ -26,15 +26,10 @@ READ = frozenset(  # by `config_of` and `rotary`
         "attention.head_count_kv",
         "attention.key_length",
         "attention.value_length",
-        "attention.sliding_window",
-        "attention.sliding_window_pattern",
         "attention.layer_norm_rms_epsilon",
         "attention.layer_norm_epsilon",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
         "rope.dimension_count",
         "rope.freq_base",
-        "rope.freq_base_swa",
         "rope.scaling.type",
         "rope.scaling.factor",
         "rope.scaling.attn_factor",
@@ -90,7 +85,12 @@ def config_of(metadata: Metadata, header: Header, factors: Factors) -> dict[str,
 
 
 def _refuse_unknown(metadata: Metadata, name: str, architecture: Architecture) -> None:
-    known = READ | HARMLESS | (READ_OF_EXPERTS if architecture.has_experts else frozenset())
+    known = (
+        READ
+        | HARMLESS
+        | architecture.own_fields
+        | (READ_OF_EXPERTS if architecture.has_experts else frozenset())
+    )
     if metadata.whole("split.count", 1) > 1:
         raise metadata.refused(
             "split.count", "is a part of a model; llama-gguf-split --merge makes one file of the parts"

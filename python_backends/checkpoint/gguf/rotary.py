@@ -28,6 +28,10 @@ def rope_fields(metadata: Metadata, name: str, config: dict[str, Any], factors: 
         rope["partial_rotary_factor"] = turned / head_dim
     if (long := factors("rope_factors_long.weight")) is not None:
         return _long(metadata, name, rope, long, factors)
+    if metadata.real(f"{name}.rope.scaling.attn_factor", 1.0) != 1.0:
+        raise metadata.refused(
+            f"{name}.rope.scaling.attn_factor", "must be 1 without rope_factors_long.weight"
+        )
     rope |= _scaling(metadata, name)
     if (listed := factors("rope_freqs.weight")) is not None:
         rope |= _llama3(metadata, rope, listed)
