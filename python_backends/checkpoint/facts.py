@@ -57,6 +57,8 @@ def values_of(source: Source) -> Values:
         return Values(config_path(source), table)
     names = family.field_names
     defaults = {names.get(name, name): value for name, value in family.defaults.items()}
+    if table.get("rope_parameters") is None:  # null is not said
+        table = {name: value for name, value in table.items() if name != "rope_parameters"}
     return Values(config_path(source), {**defaults, **table}, names)
 
 

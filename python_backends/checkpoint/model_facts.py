@@ -150,10 +150,20 @@ def _check_heads(values: Values, shared: dict[str, Any]) -> None:
         raise values.refusal(f"head_dim = {shared['head_dim']}: must be even")
 
 
+def _check_flags(values: Values, count: int) -> None:
+    flags = values.get("no_rope_layers")
+    if flags is None:
+        values.whole("no_rope_layer_interval")
+    elif not isinstance(flags, list) or len(flags) != count:
+        raise values.refusal(f"no_rope_layers: must have a flag for each of {count} layers")
+
+
 def _layer_kinds(values: Values, family: Family, count: int) -> list[str]:
+    if family.rotary_layers == RotaryLayers.FLAGGED:
+        _check_flags(values, count)
     said = values.get("layer_types")
     if said is None:
-        for name in ("sliding_window_pattern", "max_window_layers", "no_rope_layer_interval"):
+        for name in ("sliding_window_pattern", "max_window_layers"):
             if name in family.defaults:
                 values.whole(name, 0)
         return family.layer_kinds(values.table, count)
@@ -180,8 +190,6 @@ def _rotaries(
     count, rule = len(kinds), family.rotary_layers
     if rule == RotaryLayers.FLAGGED:
         turns = rotary_flags(values.table, count)
-        if len(turns) != count:
-            raise values.refusal(f"no_rope_layers: must have a flag for each of {count} layers")
     elif rule == RotaryLayers.SLIDING and values.get("sliding_window") is not None:
         turns = [window is not None for window in windows]
     else:
@@ -201,8 +209,10 @@ def _activation(values: Values, family: Family) -> Activation:
 
 def _attention_scale(values: Values, family: Family, head_dim: int) -> float:
     if family.attention_scale:
-        return values.number(family.attention_scale)
+        return _scale(values, family.attention_scale)
     scalar = values.number(family.attention_scalar) if family.attention_scalar else float(head_dim)
+    if scalar <= 0:
+        raise values.refusal(f"{family.attention_scalar} = {scalar:g}: must be above 0")
     return float(scalar**-0.5)
 
 
@@ -214,4 +224,4 @@ def _scale(values: Values, name: str) -> float:
 
 
 def _optional(values: Values, name: str) -> float | None:
-    return None if not name or values.get(name) is None else values.number(name)
+    return None if not name or values.get(name) is None else _scale(values, name)

@@ -70,7 +70,7 @@ def _rope(
     if any(isinstance(each, dict) for each in said.values()):
         raise values.refusal(f"rope_parameters by layer type: not computed for {family.model_type}")
     name = rope.one_of("rope_type", rope_type(family, said), ROPE_TYPES)
-    original = _original_tokens(values, rope, name)
+    original = _original_tokens(values, rope, name, kind)
     rotated = _rotated(values, rope, family, head_dim)
     factor = rope.number("factor", _factor_by_default(values, name, original))
     theta = rope.number("rope_theta", theta)
@@ -96,13 +96,13 @@ def _rope(
     )
 
 
-def _original_tokens(values: Values, rope: Values, name: str) -> int:
-    """A field beside the parameters goes before theirs, as in transformers."""
+def _original_tokens(values: Values, rope: Values, name: str, kind: str) -> int:
+    """A field beside the parameters goes before those of all layers, as in transformers."""
     tokens = values.whole("max_position_embeddings")
     if name not in FROM_ORIGINAL:
         return tokens
     inside = rope.whole("original_max_position_embeddings", default=tokens)
-    return values.whole("original_max_position_embeddings", default=inside)
+    return inside if kind else values.whole("original_max_position_embeddings", default=inside)
 
 
 def _rotated(values: Values, rope: Values, family: Family, head_dim: int) -> int:

@@ -24,23 +24,27 @@ from tests.support.tiny_models import _SHAPE, RELATIVES, TINY, build
 
 NAMES = sorted(TINY | RELATIVES)
 WITH_ROTARIES = [name for name in NAMES if not name.startswith("gpt2")]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
+BESIDE = {"original_max_position_embeddings": 48, "rope_scaling": YARN}
 SAID = {  # what old files say beside, or in place of, what transformers writes today
     "gemma": [{"hidden_act": "gelu"}],
     "gemma2": [{"num_hidden_layers": 5}],
     "gemma3": [
-        {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
+        {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}},
+        BESIDE,
     ],
     "gpt_neox": [{"rotary_pct": 0.5, "rotary_emb_base": 5000}],
     "llama_grouped": [
         {"rope_theta": 5e5},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 3e4},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}},
+        {"rope_scaling": YARN},
+        BESIDE,
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.2}},
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 20, "truncate": False}},
         {"attention_bias": True, "mlp_bias": True},
     ],
-    "olmo3": [{"rope_theta": 7e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}],
+    "olmo3": [{"rope_theta": 7e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, BESIDE],
     "phi": [{"partial_rotary_factor": 0.25, "rope_theta": 3e4}],
     "phi3": [
         {
@@ -63,6 +67,31 @@ def read(config: dict[str, Any]) -> ModelFacts | str:
         return replace(read_model_facts(ModelSource(config)), end_ids=())  # those that a file names
     except CheckpointError as error:
         return str(error)
+
+
+def test_rotary_parameters_that_are_null_are_those_of_the_family() -> None:
+    config = config_of("cwm") | {"rope_parameters": None}
+    assert read(config) == reference(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "why"),
+    [
+        ("granite", {"attention_multiplier": 0}, "attention_multiplier = 0: must be another number"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0: must be above 0"),
+        ("gemma2", {"query_pre_attn_scalar": -4}, "query_pre_attn_scalar = -4: must be above 0"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping = 0: must be another number"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0: must be another number"),
+        ("smollm3", {"no_rope_layers": True}, "no_rope_layers: must have a flag for each of 3 layers"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "must be at least 1"),
+    ],
+)
+def test_numbers_with_which_nothing_can_be_computed_are_refused_by_name(
+    name: str, said: dict[str, Any], why: str
+) -> None:
+    refused = read(config_of(name) | said)
+    assert isinstance(refused, str)
+    assert refused.endswith(why)
 
 
 def reference(config: dict[str, Any]) -> ModelFacts | str:
