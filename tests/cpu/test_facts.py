@@ -25,7 +25,7 @@ from tests.support.tiny_models import _SHAPE, RELATIVES, TINY, build
 NAMES = sorted(TINY | RELATIVES)
 WITH_ROTARIES = [name for name in NAMES if not name.startswith("gpt2")]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
-BESIDE = {"original_max_position_embeddings": 48, "rope_scaling": YARN}
+BESIDE = {"original_max_position_embeddings": 8, "rope_scaling": YARN, "num_hidden_layers": 6}
 SAID = {  # what old files say beside, or in place of, what transformers writes today
     "gemma": [{"hidden_act": "gelu"}],
     "gemma2": [{"num_hidden_layers": 5}],
