@@ -79,11 +79,14 @@ def check_not_blank(key: str) -> None:
 
 def check_ports(settings: ServerSettings, front_port: int = 0) -> None:
     """Raises SettingsError if one of the ports can't be opened, or is in use: that process would answer the
-    clients.
+    clients. Also if two of them are equal.
     """
     ip = ip_of(settings.address)
     ports = {f"server.{name}": getattr(settings, name) for name in ("http_port", "grpc_port", "metrics_port")}
+    named: dict[int, str] = {}
     for name, port in (ports | ({"front.port": front_port} if front_port else {})).items():
+        if named.setdefault(port, name) != name:
+            raise SettingsError(f"{named[port]} and {name} are both {port}: each needs a port of its own")
         try:
             _bind(ip, port)
         except OSError as error:

@@ -25,8 +25,8 @@ class GiveUpError(RuntimeError):
 
 
 class FailedStarts:
-    """Counts starts, in sequence, after which a process never got ready. A process that was ready and died
-    later may be started again without limit.
+    """Counts starts, in sequence, after which a process never got ready, or ended at once. A process that was
+    ready and died later may be started again without limit.
     """
 
     def __init__(self, what: str) -> None:
@@ -38,8 +38,8 @@ class FailedStarts:
         if self._count == MAX_FAILED_STARTS:
             self._count = 0
             raise GiveUpError(
-                f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; its messages are in"
-                " the log above"
+                f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready, or ended at once;"
+                " its messages are in the log above"
             )
 
 

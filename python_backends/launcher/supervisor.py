@@ -37,6 +37,7 @@ log = logging.getLogger("gapless")
 HAVE_STREAMS = ("scheduler", "detokenizer")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WATCH_EVERY_S = 0.2
+LIVES_S = 5.0  # a tritonserver that ends sooner after it was ready counts as one that did not start
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
 # enough time for a request to get from the door to the scheduler model, and for a last answer to its client
 PASSING_S = 0.5
@@ -80,6 +81,7 @@ class Supervisor:
         self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
+        self._ready_s = -math.inf  # when tritonserver was ready last
         self._pulse = Pulse(self._server.answers)
         self._signals, self._signalled_s = 0, -math.inf  # how many came, and when the last one
 
@@ -113,6 +115,7 @@ class Supervisor:
         if not self._signals:
             self._server.start()
             self._await(self._server.is_ready, "tritonserver", self._check_first_start)
+            self._ready_s = time.monotonic()
             start_clock.ended("tritonserver")
             self._await(self._front.is_ready, "the front", self._check_first_start)
         if self._signals:
@@ -235,15 +238,17 @@ class Supervisor:
         return dead
 
     def _restart_server(self, whose_fault: str, why: str) -> None:
+        has_failed = self._server.has_ended and time.monotonic() - self._ready_s < LIVES_S
+        self._server_failures.book(was_ready=not has_failed)
         log.warning("%s: %s; starting the server again", whose_fault, why)
         self._record.count_restart(whose_fault)
         self._readiness.say(False)
         self._server.kill()
-        self._server.start()
+        self._server.start(has_failed)
         self._await(self._server.is_ready, "tritonserver", self._check_restart)
         if self._signals:
             return
-        self._server_failures.book(was_ready=True)
+        self._ready_s = time.monotonic()
         self._pulse.forget()
         log.info("serving again")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from python_backends.launcher.address import check_key, check_ports, in_url, ip_of, of_triton_http
+from python_backends.linux.free_ports import free_ports
 from python_backends.settings import ROOT, FrontSettings, ServerSettings, Settings, SettingsError
 
 
@@ -56,13 +57,22 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_so_is_that_of_the_front_unless_there_is_none() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
-        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": free.getsockname()[1]}
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
         check_ports(ServerSettings(**ports), 0)
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"front\.port = {port}: Address already in use"):
             check_ports(ServerSettings(**ports), port)
+
+
+def test_equal_ports_are_refused_with_both_names() -> None:
+    one, two, three = free_ports(3)
+    server = ServerSettings(http_port=one, grpc_port=two, metrics_port=three)
+    for port, name in ((one, "http_port"), (two, "grpc_port"), (three, "metrics_port")):
+        with pytest.raises(SettingsError, match=rf"server\.{name} and front\.port are both {port}:"):
+            check_ports(server, port)
+    with pytest.raises(SettingsError, match=r"server\.grpc_port and server\.metrics_port are both"):
+        check_ports(ServerSettings(http_port=one, grpc_port=two, metrics_port=two))
 
 
 def _settings(address: str, **front: Any) -> Settings:

@@ -12,9 +12,15 @@ from typing import Any, NoReturn
 import pytest
 
 from python_backends.launcher import supervisor
-from python_backends.launcher.health import MAX_FAILURES, GiveUpError, Pulse
+from python_backends.launcher.health import (
+    MAX_FAILED_STARTS,
+    MAX_FAILURES,
+    FailedStarts,
+    GiveUpError,
+    Pulse,
+)
 from python_backends.launcher.stubs import PREDICTOR
-from python_backends.launcher.supervisor import StopError, Supervisor
+from python_backends.launcher.supervisor import LIVES_S, StopError, Supervisor
 from python_backends.linux.pauses import AwakeClock
 from python_backends.nouns.order import Order
 from python_backends.settings import ServerSettings, Settings
@@ -70,7 +76,8 @@ class Launcher(Supervisor):
         self._server = self.server = Server()  # type: ignore[assignment]
         self._instances = self._readiness = self._learner = self._front = Nothing()  # type: ignore[assignment]
         self._files = self._record = Nothing()  # type: ignore[assignment]
-        self._server_failures = Nothing()  # type: ignore[assignment]
+        self._server_failures = FailedStarts("tritonserver")
+        self._ready_s = -math.inf
         self._pulse = Pulse(lambda: True)
         self._reload_at_s = 0.0
         self._signals, self._signalled_s = 0, -math.inf
@@ -188,11 +195,36 @@ def test_a_server_that_the_host_refuses_to_start_is_waited_for(launcher: Launche
             raise refusals.pop()
         launcher.server.is_running = True
 
-    launcher.server.is_running, launcher.server.start = False, lambda: None  # type: ignore[method-assign]
+    launcher.server.is_running, launcher.server.start = False, lambda _: None  # type: ignore[method-assign]
     launcher.server.go_on = go_on  # type: ignore[method-assign]
     launcher.look()
     assert not refusals
     assert launcher.server.is_running
+
+
+def _end(server: Server) -> None:
+    server.is_running, server.has_ended = False, True
+
+
+def test_a_server_that_always_ends_at_once_is_given_up(launcher: Launcher, now: list[float]) -> None:
+    """Ready says little of one that can't open its last port."""
+    _end(launcher.server)
+    launcher.look()
+    for _ in range(MAX_FAILED_STARTS - 1):
+        _end(launcher.server)
+        launcher.look()
+    _end(launcher.server)
+    with pytest.raises(GiveUpError, match="ended at once"):
+        launcher.look()
+    assert launcher.server.num_starts == MAX_FAILED_STARTS
+
+
+def test_one_that_serves_for_a_while_between_is_not(launcher: Launcher, now: list[float]) -> None:
+    for _ in range(3 * MAX_FAILED_STARTS):
+        now[0] += LIVES_S
+        _end(launcher.server)
+        launcher.look()
+    assert launcher.server.num_starts == 3 * MAX_FAILED_STARTS
 
 
 def test_a_start_lasts_no_longer_than_the_setting_says_also_where_each_look_is_slow(
