@@ -74,6 +74,7 @@ def checkout(tmp_path: Path) -> Path:
         f'  *sysconfig.get_paths*) echo "{tmp_path}/include" ;;\n'
         "  *version_info*) echo 3.11 ;;\n"
         '  *pip*smollm2*) echo "pip $*"; exit "${NO_MODEL:-0}" ;;\n'
+        '  *" torch=="*) echo "pip $*"; exit "${NO_TORCH:-0}" ;;\n'
         '  *pip*) echo "pip $*" ;;\n'
         "esac\n"
     )
@@ -122,6 +123,14 @@ def test_set_up_installs_the_parts_that_are_named(checkout: Path) -> None:
         for lock in ("-r requirements.lock", "-r requirements-dev.lock", "-r requirements-kernels.lock")
     ] == [True] * 3
     assert set_up(checkout, "dev", "kernels") == ""
+
+
+def test_torch_for_cuda_that_did_not_come_is_installed_the_next_time(checkout: Path) -> None:
+    """That for CPUs is gone by then."""
+    set_up(checkout, DEVICE="cpu")
+    with pytest.raises(subprocess.CalledProcessError):
+        set_up(checkout, DEVICE="cuda", NO_TORCH="1")
+    assert "torch==" in set_up(checkout, DEVICE="cpu")
 
 
 def test_set_up_goes_on_without_the_model_and_tries_again_where_it_is_named(checkout: Path) -> None:
