@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import sqlite3
 import sys
 from collections import defaultdict
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from commands.logged_answers import HALF, Logged, StageRow, as_json, logged, stage_rows
 from commands.model import located
@@ -90,7 +92,8 @@ def table(made: Sequence[Row]) -> Table:
     for each in made:
         numbers = [f"{each.answers}", f"{each.learned:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
-        drawn.add_row(each.instruction[:60], *numbers, *shares, end_section=each.instruction == "all")
+        name = "".join(letter if letter.isprintable() else " " for letter in each.instruction[:60])
+        drawn.add_row(Text(name), *numbers, *shares, end_section=each.instruction == "all")
     return drawn
 
 
@@ -103,7 +106,7 @@ def by_stage(made: Sequence[StageRow]) -> Table:
     for each in made:
         numbers = [f"{value:.1f}" for value in (each.error, each.error_of_mean)]
         shares = [f"{each.covered[level]:.0%}" for level in (HALF, NINETY)]
-        correlation = f"{each.rank_correlation:.2f}"
+        correlation = "-" if math.isnan(each.rank_correlation) else f"{each.rank_correlation:.2f}"
         drawn.add_row(each.stage, f"{each.answers}", f"{each.length:.0f}", *numbers, correlation, *shares)
     return drawn
 

@@ -58,7 +58,7 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert "forest: version 7, learned 2023-11-14" in text
     assert "regressions: nothing has been learned yet" in text
     stage, everything, said, sang = (line.split() for line in text.splitlines() if line.startswith("│ "))
-    assert [cell for cell in stage if cell != "│"] == ["text", "4", "30", "10.0", "10.0", "nan", "75%", "75%"]
+    assert [cell for cell in stage if cell != "│"] == ["text", "4", "30", "10.0", "10.0", "-", "75%", "75%"]
     assert everything[1:14:2][:1] == ["all"]
     assert [cell for cell in everything if cell != "│"] == [
         "all",
@@ -73,6 +73,18 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert [cell for cell in said if cell != "│"][-3:] == ["0%", "100%", "100%"]
     assert sang[1].startswith("#")
     assert (directory / "stats.svg").stat().st_size > 1000
+
+
+def test_an_instruction_is_shown_as_it_is_but_for_what_controls_a_terminal(run) -> None:  # type: ignore[no-untyped-def]
+    directory, told = run
+    log = RequestLog(directory, 100)
+    for text in ("[/INST] go on", "[list] of :heart:", "a\x1b[2Jb\nc"):
+        log.add([record(text, num_output=20, mean=20, user_input="x")])
+    log.close()
+    code, text = told()
+    assert code == 0
+    for shown in ("[/INST] go on", "[list] of :heart:", "a [2Jb c"):
+        assert f"│ {shown} " in text
 
 
 def at(stage: int, mean: float) -> AtStage:
@@ -97,7 +109,7 @@ def test_each_stage_has_its_error_and_its_rank_correlation_and_json_has_every_an
     lines = [[cell for cell in line.split() if cell != "│"] for line in text.splitlines() if "│" in line]
     assert ["text", "4", "38", "50.0", "50.0", "-1.00", "75%", "75%"] in lines
     assert ["prompt", "4", "38", "3.8", "3.8", "1.00", "100%", "100%"] in lines
-    assert ["128", "1", "80", "1.0", "1.0", "nan", "100%", "100%"] in lines
+    assert ["128", "1", "80", "1.0", "1.0", "-", "100%", "100%"] in lines
     listed = json.loads(path.read_text())
     assert [each["length"] for each in listed] == [10, 20, 40, 80, 7]
     assert [each["ended"] for each in listed] == [True] * 4 + [False]
