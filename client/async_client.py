@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -55,16 +55,13 @@ class AsyncClient:
 
     async def is_ready(self) -> bool:
         try:
-            return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=5)).ready)
-        except grpc.RpcError:
+            return bool((await self._answer(self._stub.ServerReady, service_pb2.ServerReadyRequest())).ready)
+        except GaplessError:
             return False
 
     async def server_version(self) -> str:
         """Returns name and version, such as `triton 2.51.0`. Raises GaplessError."""
-        try:
-            said = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
-        except grpc.RpcError as error:
-            raise from_grpc(error, self._url) from error
+        said = await self._answer(self._stub.ServerMetadata, service_pb2.ServerMetadataRequest())
         return f"{said.name} {said.version}"
 
     async def close(self) -> None:
@@ -78,26 +75,49 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    async def _answer(self, ask: Any, request: Any) -> Any:
+        """Raises GaplessError."""
+        with self._errors():
+            return await ask(request, timeout=5)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raises GaplessError in place of gRPC's errors."""
+        try:
+            yield
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            raise from_grpc(error, self._url) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise from_grpc(error, self._url) from error
+
     async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:
         tries = Call(self._retries, self._timeout_s)
         while True:
-            call = self._ask(request, timeout=tries.left_s())
+            with self._errors():
+                call = self._ask(request, timeout=tries.left_s())
             try:
-                async for response in call:
-                    piece = await _read(response, call)
-                    if piece.says_something:  # an empty chunk only shows that the connection is alive
-                        tries.has_begun = True
-                        yield piece
-                    if piece.finish_reason:
-                        return
+                with self._errors():
+                    async for response in call:
+                        piece = await _read(response, call)
+                        if piece.says_something:  # an empty chunk only shows that the connection is alive
+                            tries.has_begun = True
+                            yield piece
+                        if piece.finish_reason:
+                            return
                 raise FailedError("the stream ended before the answer was complete")
             except UnavailableError as error:
                 pause_s = tries.pause_s(error)
-            except grpc.RpcError as error:
-                pause_s = tries.pause_s(from_grpc(error, self._url))
             finally:
                 call.cancel()
             await self._sleep(pause_s)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled this task: gRPC raises CancelledError when the client is closed, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _read(response: Any, call: Any) -> Piece:

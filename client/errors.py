@@ -65,8 +65,12 @@ REFUSED = re.compile(
 )
 
 
-def from_grpc(error: grpc.RpcError, url: str) -> GaplessError:
-    """Returns the error for a connection to `url` that ended."""
+def from_grpc(error: BaseException, url: str) -> GaplessError:
+    """Returns the error for a connection to `url` that ended. `error`: gRPC's; any but its RpcError says that
+    the client is closed.
+    """
+    if not isinstance(error, grpc.RpcError):
+        return FailedError("the client is closed")
     said = error.details() or error.code().name
     return KINDS.get(error.code(), FailedError)(with_proxy(said, url))
 

@@ -47,16 +47,13 @@ class Client:
 
     def is_ready(self) -> bool:
         try:
-            return bool(self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=5).ready)
-        except grpc.RpcError:
+            return bool(self._answer(self._stub.ServerReady, service_pb2.ServerReadyRequest()).ready)
+        except GaplessError:
             return False
 
     def server_version(self) -> str:
         """Returns name and version, such as `triton 2.51.0`. Raises GaplessError."""
-        try:
-            said = self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
-        except grpc.RpcError as error:
-            raise from_grpc(error, self._url) from error
+        said = self._answer(self._stub.ServerMetadata, service_pb2.ServerMetadataRequest())
         return f"{said.name} {said.version}"
 
     def close(self) -> None:
@@ -70,10 +67,20 @@ class Client:
     ) -> None:
         self.close()
 
+    def _answer(self, ask: Any, request: Any) -> Any:
+        """Raises GaplessError."""
+        try:
+            return ask(request, timeout=5)
+        except (grpc.RpcError, ValueError) as error:
+            raise from_grpc(error, self._url) from error
+
     def _pieces(self, request: Any) -> Generator[Piece, None, None]:
         tries = Call(self._retries, self._timeout_s)
         while True:
-            call = self._ask(request, timeout=tries.left_s())
+            try:
+                call = self._ask(request, timeout=tries.left_s())
+            except ValueError as error:
+                raise from_grpc(error, self._url) from error
             try:
                 for response in call:
                     piece = _read(response, call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -220,6 +221,38 @@ def test_a_time_out_bounds_all_attempts_together() -> None:
     assert call.left_s() == 0.5
     with pytest.raises(UnavailableError):
         call.pause_s(UnavailableError("busy"))  # the pause would be longer than what is left
+
+
+async def _errors_of_closing(url: str) -> list[Any]:
+    client = AsyncClient(url)
+    tasks = [
+        asyncio.create_task(asked)
+        for asked in (client.generate("x"), client.server_version(), client.is_ready(), client.generate("y"))
+    ]
+    for _ in range(20):  # so that all have asked
+        await asyncio.sleep(0)
+    tasks[-1].cancel()
+    await client.close()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    after = (client.generate("x"), client.server_version(), client.is_ready())
+    return ended + await asyncio.gather(*after, return_exceptions=True)
+
+
+def test_a_closed_client_fails_what_is_awaited_and_what_is_asked_then() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        answer, version, ready, cancelled, *after = asyncio.run(_errors_of_closing(url))
+        for each in (answer, version, *after[:2]):
+            assert isinstance(each, GaplessError)
+            assert str(each) == "the client is closed"
+        assert (ready, after[2]) == (False, False)
+        assert isinstance(cancelled, asyncio.CancelledError)
+        client = Client(url)
+        client.close()
+        assert not client.is_ready()
+        for ask in (client.server_version, lambda: client.generate("x")):
+            with pytest.raises(GaplessError, match="the client is closed"):
+                ask()
 
 
 def test_log_probabilities_are_read_token_by_token() -> None:
