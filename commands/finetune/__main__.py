@@ -118,8 +118,9 @@ def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
 
 def _command(asked: argparse.Namespace, *words: str) -> str:
     """This command line with another verb and the same settings."""
+    file = ("--settings", str(asked.settings.absolute())) if asked.settings else ()
     overrides = [word for each in asked.overrides for word in ("--set", each)]
-    return shlex.join([*called(), "finetune", *overrides, *words])
+    return shlex.join([*called(), "finetune", *file, *overrides, *words])
 
 
 def _list(asked: argparse.Namespace, settings: Settings) -> None:

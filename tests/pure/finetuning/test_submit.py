@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.finetune.__main__ import main
+from commands.finetune.__main__ import _command, command_parser, main
 from commands.finetune.beginning import place
 from python_backends.engine.adapter_directory import CONFIG
 
@@ -72,3 +72,12 @@ def test_an_option_that_no_job_can_have_is_named_with_its_limit(
     assert main() == 1
     assert reason in capsys.readouterr().err
     assert not list(tmp_path.glob("jobs/**/ftjob-*"))
+
+
+def test_the_command_that_is_told_next_has_the_settings_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--settings", "mine.toml", "--set", "engine.slots=4", "submit", "train.jsonl"]
+    said = _command(command_parser().parse_args(given), "cancel", "ftjob-1")
+    assert said.endswith(f"finetune --settings {tmp_path}/mine.toml --set engine.slots=4 cancel ftjob-1")
