@@ -22,6 +22,7 @@ from python_backends.wires.control import ask
 
 AGAIN_S = 0.5  # before an order is given again, while the scheduler model is started
 LONGEST_RESTART_S = 60.0  # for so long, `status` and the like wait for that
+LONGEST_EVERY_S = 86_400.0
 COLUMNS = ("instance", "host", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
 SERVE = "gapless serve" if IS_INSTALLED else "make serve"
 AWAY = ("lost", "starting")  # states of instances that have no requests
@@ -43,13 +44,16 @@ def command_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--run-directory", type=Path, metavar="PATH", help="of the server, if several run on this host"
+        "--run-directory",
+        type=Path,
+        metavar="PATH",
+        help="of the server, if several run on this host; its name begins with gapless-",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     status = commands.add_parser("status", help="the load of each instance")
     status.add_argument("--json", action="store_true", help="as JSON")
     top = commands.add_parser("top", help="the same, repeated until Ctrl-C")
-    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="default: 1")
+    top.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="default: 1")
     commands.add_parser("requests", help="the open requests that came first, and where they are")
     move = commands.add_parser("move", help="a request goes to another instance while it is answered")
     move.add_argument("request", type=int, help="its number, as `requests` and the log name it")
@@ -118,15 +122,25 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
 
 def _run_directory(given: Path | None) -> Path:
     """Of a server that runs. Raises RefusedOrderError."""
-    found = run_directories.in_use(run_directories.parent()) if given is None else [given]
+    places = run_directories.places()
+    found = run_directories.in_use(*places) if given is None else [given]
     if len(found) == 1 and run_directories.is_in_use(found[0]):
         return found[0]
     if len(found) > 1:
-        places = ", ".join(map(str, found))
-        raise RefusedOrderError(f"several servers run: choose one with --run-directory: {places}")
+        paths = ", ".join(map(str, found))
+        raise RefusedOrderError(f"several servers run: choose one with --run-directory: {paths}")
     if given is not None:
         raise RefusedOrderError(f"no server of this user runs in {given}")
-    raise RefusedOrderError(f"no server of this user runs on this host; start one: {SERVE}")
+    raise RefusedOrderError(
+        f"no server of this user has its run directory in {', '.join(places)} (--run-directory names one"
+        f" elsewhere); start one: {SERVE}"
+    )
+
+
+def _seconds(given: str) -> float:
+    if not 0 < float(given) <= LONGEST_EVERY_S:
+        raise argparse.ArgumentTypeError(f"{given}: must be above 0 and at most {LONGEST_EVERY_S:g}")
+    return float(given)
 
 
 def _number(given: str) -> int:

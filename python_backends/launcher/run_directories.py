@@ -64,10 +64,17 @@ def sweep(parent: Path) -> None:
             _sweep(path)
 
 
-def in_use(parent: Path) -> list[Path]:
-    """Returns the run directories in `parent` that a launcher of this user holds, oldest first."""
-    found = [path for path in parent.glob(f"{PREFIX}*") if is_in_use(path)]
-    return sorted(found, key=lambda path: path.stat().st_mtime)
+def places() -> list[str]:
+    """Returns patterns of the directories that run directories are made in. Those that systemd makes in /run
+    are in the environment of their services alone.
+    """
+    return list(dict.fromkeys([glob.escape(str(parent())), "/run/*", "/tmp"]))
+
+
+def in_use(*places: str) -> list[Path]:
+    """Returns the run directories in `places` that a launcher of this user holds, oldest first."""
+    paths = {path for place in places for path in Path("/").glob(f"{place[1:]}/{PREFIX}*")}
+    return sorted(filter(is_in_use, paths), key=lambda path: path.stat().st_mtime)
 
 
 def remove_shared_memory(run_directory: Path) -> None:

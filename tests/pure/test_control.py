@@ -320,6 +320,15 @@ def test_a_scheduler_model_that_hangs_is_not_waited_for(
         ask(directory, Order("status"))
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])
+def test_a_pause_that_can_not_be_waited_for_is_refused(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        control.main(["top", "--every", given])
+    assert f"{given}" in capsys.readouterr().err
+
+
 def test_only_its_user_may_ask_and_what_is_no_order_is_refused(server: Server) -> None:
     path = server.directory / CONTROL
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -368,7 +377,9 @@ def test_where_no_server_runs_nothing_is_waited_for(
 def test_who_has_no_server_yet_reads_how_to_start_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(control.run_directories, "parent", lambda: tmp_path)
+    monkeypatch.setattr(control.run_directories, "places", lambda: [str(tmp_path), "/nowhere/*"])
     assert control.main(["top"]) == 1
-    said = "no server of this user runs on this host; start one: make serve\n"
-    assert capsys.readouterr().err == said
+    said = capsys.readouterr().err
+    assert said.startswith(f"no server of this user has its run directory in {tmp_path}, /nowhere/* (")
+    assert "--run-directory" in said
+    assert said.endswith("start one: make serve\n")

@@ -22,6 +22,7 @@ from python_backends.launcher.run_directories import (
     held,
     in_use,
     parent,
+    places,
     remove_shared_memory,
     sweep,
 )
@@ -172,7 +173,17 @@ def test_files_get_the_present_time(tmp_path: Path) -> None:
 
 def test_only_directories_that_a_launcher_holds_are_servers(tmp_path: Path) -> None:
     with held(tmp_path) as mine, held(tmp_path, OF_KEEPER) as of_keeper:
-        assert in_use(tmp_path) == [mine]
+        assert in_use(str(tmp_path)) == [mine]
         sweep(tmp_path)
         assert of_keeper.is_dir()
-    assert in_use(tmp_path) == []
+    assert in_use(str(tmp_path)) == []
+
+
+def test_a_server_that_systemd_started_is_found_without_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    assert {"/run/*", "/tmp"} <= set(places())
+    (tmp_path / "service").mkdir()
+    with held(tmp_path / "service") as mine:
+        assert in_use(f"{tmp_path}/*", f"{tmp_path}/service") == [mine]
