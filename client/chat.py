@@ -241,9 +241,14 @@ def main() -> int:
             chat.say(
                 f"Gapless at {asked.url}. /help shows the commands, Ctrl-C ends an answer, Ctrl-D leaves."
             )
-        for text in typed(chat) if sys.stdin.isatty() else piped():
-            if not chat.take(text):
-                break
+        try:
+            for text in typed(chat) if sys.stdin.isatty() else piped():
+                if not chat.take(text):
+                    break
+        except BrokenPipeError:  # who reads the answers has left
+            # else Python writes what is left when it ends, and says that this failed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     return 1 if chat.num_errors and not sys.stdin.isatty() else 0
 
 

@@ -41,7 +41,8 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
                 row.kind.__name__.upper(),
                 "+" if row.is_list else None,
             )
-            group.add_argument(option, dest=name, type=row.kind, nargs=many, metavar=kind, help=row.meaning)
+            read = _truth if row.kind is bool else row.kind
+            group.add_argument(option, dest=name, type=read, nargs=many, metavar=kind, help=row.meaning)
 
 
 def chosen(asked: argparse.Namespace) -> Parameters:
@@ -63,3 +64,9 @@ def read_value(name: str, text: str) -> Any:
 
 def _one(row: Row, text: str) -> Any:
     return TRUTH[text.lower()] if row.kind is bool else row.kind(text)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUTH:
+        raise argparse.ArgumentTypeError(f"{text}: must be {' or '.join(TRUTH)}")
+    return TRUTH[text.lower()]

@@ -23,6 +23,7 @@ import json
 import shlex
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def arguments() -> argparse.Namespace:
         "--rate": min(asked.rate, default=1),
         "--requests": asked.requests,
     }
+    positive |= {"--ttft-limit-ms": asked.ttft_limit_ms, "--tpot-limit-ms": asked.tpot_limit_ms}
     for name, value in {**positive, "--words": asked.words, "--timeout-s": asked.timeout_s}.items():
         if not value > 0:
             parser.error(f"{name} {value:g}: must be above 0")
@@ -115,12 +117,20 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--cv {asked.cv:g}: must be between 0 and 100")
     if asked.arrival_seed < 0:
         parser.error(f"--arrival-seed {asked.arrival_seed}: must be 0 or more")
-    if asked.plot and asked.plot.suffix.lower() not in PICTURES:
-        parser.error(f"--plot {asked.plot}: must end with {', '.join(PICTURES)}")
+    _check_files(parser, asked)
+    return asked
+
+
+def _check_files(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     for name, path in (("--json", asked.json), ("--plot", asked.plot)):
         if path and not path.parent.is_dir():
             parser.error(f"{name} {path}: there is no directory {path.parent}")
-    return asked
+        if path and path.is_dir():
+            parser.error(f"{name} {path}: must be a file, and is a directory")
+    if asked.plot and asked.plot.suffix.lower() not in PICTURES:
+        parser.error(f"--plot {asked.plot}: must end with {', '.join(PICTURES)}")
+    if asked.plot and find_spec("matplotlib") is None:
+        parser.error(f"--plot {asked.plot}: needs matplotlib; `pip install matplotlib` brings it")
 
 
 def loads_of(asked: argparse.Namespace) -> list[Load]:

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from client import Piece, UnavailableError
+from client.bench import __main__ as bench
 from client.bench.__main__ import arguments
 from client.bench.arrivals import Load, due_times
 from client.bench.inputs import Ask, InputsError, asks, read_lines, take
 from client.bench.report import Limits, lines, percentiles, summary
 from client.bench.run import Outcome, run
+from client.options import chosen
 
 LIMITS = Limits(ttft_ms=100, tpot_ms=10)
 CLOSED = Load(concurrency=4)
@@ -213,6 +215,10 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         (["--arrival-seed", "-1"], "--arrival-seed -1: must be 0 or more"),
         (["--rate", "0"], "--rate 0: must be above 0"),
         (["--cv", "101"], "--cv 101: must be between 0 and 100"),
+        (["--ttft-limit-ms", "nan"], "--ttft-limit-ms nan: must be above 0"),
+        (["--tpot-limit-ms", "-5"], "--tpot-limit-ms -5: must be above 0"),
+        (["--json", "."], "--json .: must be a file, and is a directory"),
+        (["--continue-final-message", "yes"], "yes: must be true or false"),
     ],
 )
 def test_an_option_that_can_not_be_used_is_named_before_the_test_begins(
@@ -222,3 +228,21 @@ def test_an_option_that_can_not_be_used_is_named_before_the_test_begins(
     with pytest.raises(SystemExit):
         arguments()
     assert reason in capsys.readouterr().err
+
+
+def test_a_picture_that_nothing_can_draw_is_refused_before_the_test_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["bench", "--plot", "b.png"])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert "--plot b.png: needs matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("True", True)])
+def test_yes_and_no_are_written_true_and_false(
+    monkeypatch: pytest.MonkeyPatch, text: str, value: bool
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--continue-final-message", text])
+    assert chosen(arguments()) == {"continue_final_message": value}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from client import Client, FailedError, Piece
+from client import chat as chat_tool
 from client.chat import Chat
 
 
@@ -109,3 +114,19 @@ def test_commands_end_the_chat_or_explain_themselves(capsys: pytest.CaptureFixtu
     assert talk.take("//etc/passwd")
     assert client.asked[0][0] == [("user", "/etc/passwd")]
     assert "/clear" in capsys.readouterr().err
+
+
+def test_the_chat_ends_quietly_when_who_reads_the_answers_has_left(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    client = Scripted(["an answer"])
+    client.is_ready = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setattr(chat_tool, "Client", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr(sys, "argv", ["chat"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a question\n"))
+    with os.fdopen(writer, "w") as answers:
+        monkeypatch.setattr(sys, "stdout", answers)
+        assert chat_tool.main() == 1
+    assert "Traceback" not in capfd.readouterr().err
