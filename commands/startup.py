@@ -3,9 +3,10 @@
     gapless bench startup                                   SmolLM2-135M-Instruct, three starts
     gapless bench startup Qwen/Qwen2.5-0.5B-Instruct --rounds 5 --slots 64 --json startup.json
 
-MODEL and all options but --rounds and --json are those of `gapless serve`. Each start has ports of its own
-and empty folders for what a server keeps, but the compiled layers. The files of the model are in the
-memory of the machine from the second start on; the first start tells what reading them from the disk costs.
+MODEL and all options but --rounds and --json are those of `gapless serve`. Each start has ports of its own,
+no key, no TLS, and empty folders for what a server keeps, but the compiled layers. The files of the model are
+in the memory of the machine from the second start on; the first start tells what reading them from the disk
+costs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from python_backends.linux.free_ports import free_ports
 from python_backends.linux.start_clock import read_phases
 
 PORTS = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
+WITHOUT = ("front.api_keys", "front.tls_certificate", "front.tls_key")  # the first token is asked for by HTTP
+REFUSED = ("--api-key", "--ssl-certfile", "--ssl-keyfile")
 KEPT = ("prediction.directory", "finetuning.directory", "front.directory")
 LAUNCHER = "gapless"  # as its lines begin
 READY = re.compile(r"^(gapless|instance \d+): ready after [\d.]+ s: (.*)$")
@@ -43,6 +46,7 @@ OTHER = "what no clock has"
 LONGEST_S = 1800.0  # from start to ready, where a model is downloaded or compiled
 ANSWER_S, END_S, CLOSE_S = 300.0, 90.0, 10.0
 LINES_SHOWN = 20
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class StartError(Exception):
@@ -88,7 +92,11 @@ class Server:
     def __init__(self, words: Sequence[str], folder: str) -> None:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.port = ports["front.port"]
-        given = {**ports, **{name: f"{folder}/{name.partition('.')[0]}" for name in KEPT}}
+        given = {
+            **ports,
+            **dict.fromkeys(WITHOUT, ""),
+            **{name: f"{folder}/{name.partition('.')[0]}" for name in KEPT},
+        }
         settings = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         environment = {name: text for name, text in os.environ.items() if name != API_KEY}
         self._began_s = time.monotonic()
@@ -183,14 +191,21 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     asked, words = parser.parse_known_args()
     if asked.rounds < 1:
         parser.error(f"--rounds {asked.rounds}: must be above 0")
+    for word in words:
+        if word.partition("=")[0] in REFUSED:
+            parser.error(f"{word.partition('=')[0]}: the server that is started here has no key and no TLS")
     if asked.json and not asked.json.parent.is_dir():
         parser.error(f"--json {asked.json}: there is no directory {asked.json.parent}")
+    if asked.json and asked.json.is_dir():
+        parser.error(f"--json {asked.json}: must be a file, and is a directory")
     return asked, words
 
 
 def main() -> int:
     asked, words = arguments()
     rounds: list[dict[str, float]] = []
+    for name in ENDING:  # as Ctrl-C does, so that the server ends, too
+        signal.signal(name, signal.default_int_handler)
     try:
         for number in range(1, asked.rounds + 1):
             rounds.append(measure(words))

@@ -5,7 +5,9 @@ played.
 from __future__ import annotations
 
 import json
+import os
 import platform
+import signal
 import sys
 import time
 import weakref
@@ -182,3 +184,33 @@ def test_a_server_that_does_not_start_is_quoted(
     assert command.main() == 1
     said = capsys.readouterr().err
     assert said == "bench startup: the server did not start:\ngapless: model.directory: there is none\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_server_too(played: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    servers: list[startup.Server] = []
+
+    def interrupted(server: startup.Server) -> float:
+        servers.append(server)
+        os.kill(os.getpid(), number)
+        raise AssertionError("it goes on")
+
+    before = [signal.getsignal(each) for each in startup.ENDING]
+    played.setattr(startup.Server, "await_ready", interrupted)
+    played.setattr(sys, "argv", ["gapless", "bench", "startup"])
+    try:
+        assert command.main() == 130
+    finally:
+        for each, handler in zip(startup.ENDING, before, strict=True):
+            signal.signal(each, handler)
+    assert servers[0]._process.returncode is not None
+
+
+@pytest.mark.parametrize("words", [["--api-key", "x"], ["--api-key=x"], ["--ssl-certfile", "cert.pem"]])
+def test_what_the_first_token_is_not_asked_with_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", *words])
+    with pytest.raises(SystemExit):
+        startup.arguments()
+    assert f"{words[0].partition('=')[0]}: the server that is started" in capsys.readouterr().err
