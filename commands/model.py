@@ -40,6 +40,10 @@ def located(settings: Settings) -> Settings:
     Raises SettingsError.
     """
     given = settings.model.directory
+    if not given:
+        raise SettingsError(
+            "model.directory is empty: name a directory, a GGUF file or ORG/NAME, or write auto"
+        )
     if given in (AUTO, BUNDLED):
         return _at(settings, _chosen() if given == AUTO else BUNDLED_DIRECTORY)
     if _exists(settings.model_directory):

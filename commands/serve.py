@@ -24,6 +24,7 @@ from python_backends.engine.kinds import kind_of
 from python_backends.launcher import run_directories
 from python_backends.launcher.address import API_KEY, check_key
 from python_backends.launcher.health import GiveUpError
+from python_backends.launcher.paths import check_paths
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import STOPPING, Supervisor
 from python_backends.launcher.triton_files import lacking
@@ -127,6 +128,7 @@ def main() -> int:
         with run_directories.held(parent) as run_directory:
             settings = of_command_line(asked)
             check_key(settings, os.environ)
+            check_paths(settings)
             start_clock.ended("settings")
             choice = choose(located(settings))
             start_clock.ended("finding the model")

@@ -11,7 +11,7 @@ import pytest
 from commands.model import located
 from front.model import defaults
 from python_backends.checkpoint import brought
-from python_backends.settings import ROOT, Settings
+from python_backends.settings import ROOT, Settings, SettingsError
 
 
 def of(directory: str) -> Settings:
@@ -45,6 +45,11 @@ def test_the_small_one_has_a_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "gapless"):
         assert located(of("bundled")).model_directory == ROOT / "models/bundled"
     assert caplog.messages == []
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(SettingsError, match=r"model\.directory is empty"):
+        located(of(""))
 
 
 def test_its_most_probable_tokens_are_taken_where_a_request_says_nothing(
