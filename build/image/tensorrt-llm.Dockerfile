@@ -18,7 +18,8 @@ COPY python_backends python_backends
 RUN python3 -m compileall -q commands python_backends client
 USER gapless
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV GAPLESS_SERVER__ADDRESS=0.0.0.0 GAPLESS_FRONT__PORT=0 GAPLESS_PREDICTION__DIRECTORY=/data GAPLESS_FINETUNING__DIRECTORY=/data/finetuning
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
-ENTRYPOINT ["python3", "-m", "commands.serve", "--set", "server.address=0.0.0.0", "--set", "front.port=0", "--set", "prediction.directory=/data"]
+ENTRYPOINT ["python3", "-m", "commands.serve"]

@@ -18,6 +18,7 @@ from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_command import SHARED_BYTES
 from python_backends.prediction.place import directory_of
 from python_backends.settings import Settings, load
+from tests.support.dockerfile import environment_of_image
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "docker-compose.yml").read_text()))
@@ -51,6 +52,11 @@ def test_what_is_mounted_is_there(name: str) -> None:
         assert (ROOT / source).exists() if source.startswith(".") else source in FILE["volumes"]
 
 
+def test_prometheus_asks_every_server() -> None:
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    assert sorted(job["dns_sd_configs"][0]["names"]) == sorted(OURS)
+
+
 @each_service
 def test_images_are_built_from_here_or_pinned(name: str) -> None:
     built = {service["image"] for service in SERVICES.values() if "build" in service}
@@ -69,15 +75,21 @@ def test_every_setting_of_a_command_is_one(name: str) -> None:
     load(ROOT / "gapless.toml", overrides)
 
 
+def test_the_first_host_of_ray_has_the_places_of_the_image() -> None:
+    script = (ROOT / "build/image/ray-host").read_text()
+    assert re.findall(r"--set \"?([\w.]+)=", script) == ["cluster.engine", "cluster.address"]
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_what_is_learned_goes_to_the_volume_for_what_outlives_a_container(name: str) -> None:
     assert "data:/data" in SERVICES[name]["volumes"]
     written = (ROOT / SERVICES[name]["build"]["dockerfile"]).read_text()
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", written, re.MULTILINE)
-    words = json.loads(entry)
-    overrides = dict(words[i + 1].partition("=")[::2] for i, word in enumerate(words) if word == "--set")
-    settings = load(ROOT / "gapless.toml", overrides)
+    assert "--set" not in json.loads(entry), "it would beat the environment of a container"
+    settings = load(ROOT / "gapless.toml", environment=environment_of_image(written))
+    assert settings.server.address == "0.0.0.0"
     assert directory_of(settings).parent == Path("/data")
+    assert settings.finetuning_directory == Path("/data/finetuning")
     assert settings.front.port == 0 or settings.front.directory == "/data/front"
     assert "install -d -o gapless -g gapless /data" in written, "who runs there may write to it"
 

@@ -5,7 +5,6 @@ and of docker-compose.yml. Where there is `kubectl`, what it renders follows the
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import yaml
 from front.app import OPEN
 from python_backends.launcher.address import API_KEY, check_key
 from python_backends.settings import Settings, SettingsError, load
+from tests.support.dockerfile import environment_of_image
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -47,11 +47,9 @@ def environment_of(overlay: str) -> dict[str, str]:
 
 
 def settings_of(overlay: str) -> Settings:
-    """With what the image's entrypoint says."""
-    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE)
-    words = json.loads(entry)
-    overrides = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
-    return load(ROOT / "gapless.toml", overrides, environment_of(overlay))
+    """With the environment of the image."""
+    environment = environment_of_image(DOCKERFILE) | environment_of(overlay)
+    return load(ROOT / "gapless.toml", environment=environment)
 
 
 @each_overlay
