@@ -2,12 +2,12 @@
 
     python -m benchmarks.weight_formats --json benchmarks/results/weight_formats.json
 
-The model is a GGUF file. `float32`: all of its numbers in float32. `own bits`: the same with few bits where
-the file has few; all tokens must be those of `float32`. The others: `model.weights` in bfloat16. All of them
-are in one process, whose rounds begin with another one each time. A step has 1, 2, 4 or 16 rows, with
-beginnings of the prompts of `real_prompts`; or it is a prompt of 256 tokens, of such texts one after the
-other. Milliseconds: the median of the rounds, the least and the most; `of_float32` is the median of the
-rounds' ratios.
+The model is a GGUF file. `float32` and `bfloat16`: all of its numbers in that type. `own bits in …`: the same
+with few bits where the file has few, and the processor's layers keep them in that type; all tokens must be
+those without. `int8` and `int4`: `model.weights` in bfloat16. All of them are in one process, whose rounds
+begin with another one each time. A step has 1, 2, 4 or 16 rows, with beginnings of the prompts of
+`real_prompts`; or it is a prompt of 256 tokens, of such texts one after the other. Milliseconds: the median
+of the rounds, the least and the most; `of_float32` is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 
-PLAIN, OWN = "float32", "own bits"
+PLAIN = "float32"
+OWN = {f"own bits in {dtype}": dtype for dtype in (PLAIN, "bfloat16")}
 KINDS = {  # dtype and weights
-    PLAIN: ("float32", "same"),
-    OWN: ("float32", "same"),
+    PLAIN: (PLAIN, "same"),
     "bfloat16": ("bfloat16", "same"),
+    **{name: (dtype, "same") for name, dtype in OWN.items()},
     "int8": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),
 }
+QUICK = [PLAIN, f"own bits in {PLAIN}"]
 ROWS = (1, 2, 4, 16)
 BEGINNING, PROMPT, CONTEXT = 16, 256, 512  # tokens
 NO_BLOCKS = np.zeros(0, np.int32)
@@ -96,7 +98,7 @@ def measure(gguf: Path, kinds: list[str], rounds: int, steps: int) -> list[dict[
     with tempfile.TemporaryDirectory() as directory:
         write_float32(gguf, Path(directory))
         models = {
-            kind: Model(Path(directory) if kind == PLAIN else gguf, kind)
+            kind: Model(Path(directory) if kind in OWN.values() else gguf, kind)
             for kind in tqdm(kinds, desc="models", disable=None)
         }
     found = []
@@ -110,8 +112,9 @@ def measure(gguf: Path, kinds: list[str], rounds: int, steps: int) -> list[dict[
                 ms[kind, f"{rows}"] = float(np.median(times[1:]))
                 tokens[kind] += made
             ms[kind, "prompt"] = min(models[kind].run([prompt], 1)[0][0] for _ in range(3))
-        if tokens[OWN] != tokens[PLAIN]:
-            raise RuntimeError(f"{OWN}: other tokens than {PLAIN}")
+        for own, plain in OWN.items():
+            if own in kinds and tokens[own] != tokens[plain]:
+                raise RuntimeError(f"{own}: other tokens than {plain}")
         found += [ms] if number else []  # the first one warms up
     return rows_of(found)
 
@@ -131,12 +134,12 @@ def _ends(times: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = command_line(__doc__, quick="one round of a few steps, the first two ways")
+    parser = command_line(__doc__, quick="one round of a few steps, two ways in float32")
     parser.add_argument("--model", default="auto", help="a GGUF file; auto: SmolLM2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     asked = parser.parse_args()
-    work = ([PLAIN, OWN], 1, 3) if asked.quick else ([*KINDS], asked.rounds, asked.steps)
+    work = (QUICK, 1, 3) if asked.quick else ([*KINDS], asked.rounds, asked.steps)
     gguf = located(Settings(ModelSettings(asked.model))).model_directory
     rows = measure(gguf, *work)
     if asked.json:

@@ -240,6 +240,24 @@ def test_parts_of_a_product_that_have_different_bits_keep_them_in_bytes(
     model.check_all(requests, Serving(model.layers_engine(dtype="float32")).run(requests))
 
 
+@pytest.mark.parametrize("with_tiles", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_in_bfloat16_few_bits_are_kept_where_tiles_multiply_them(
+    dtype: str, with_tiles: bool, tmp_path: Path
+) -> None:
+    original = random_model("qwen3")
+    name = "blk.0.ffn_down.weight"
+    plain = gguf.GGUFReader(convert(original, tmp_path / "plain.gguf"))
+    (down,) = (tensor.data for tensor in plain.tensors if tensor.name == name)
+    path = convert(original, tmp_path / "a.gguf", {name: in_blocks(down, gguf.GGMLQuantizationType.Q4_1)})
+    settings = Settings(model=ModelSettings(str(path), dtype))
+    facts = facts_of(settings)
+    weights = open_weights(settings, facts, for_layers=True, with_tiles=with_tiles)
+    kept = next(iter(take_layers(facts, weights))).feed_forward.down
+    is_kept = with_tiles or dtype == "float32"
+    assert kept.weight.dtype == (torch.uint8 if is_kept else weights.dtype)
+
+
 def in_blocks(values: Any, kind: gguf.GGMLQuantizationType) -> Any:
     return gguf.quantize(np.array(values), kind).view(np.dtype(np.uint8, metadata={"ggml": kind}))
 

@@ -312,7 +312,7 @@ class Computed:
         heads = model.heads
         shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
         self._cache = KVCache(shape, 32, torch.device("cpu"))
-        described = PackedModel(model.described(rounds_head), POSITIONS, state_layer)
+        described = PackedModel(model.described(rounds_head), model.dtype, POSITIONS, state_layer)
         described.take(model.described_layers())
         self._open = described.open(path, self._cache, threads)
         gated = model.layers[0].feed_forward.gated
@@ -491,7 +491,7 @@ def test_a_head_is_not_in_memory_twice_when_it_is_packed() -> None:
     described = model.described()
     assert not described.is_tied
     embedding = described.embedding.clone()
-    PackedModel(described, POSITIONS)
+    PackedModel(described, model.dtype, POSITIONS)
     assert described.head.weight.count_nonzero() * 4 < 2 * mmap.PAGESIZE
     assert torch.equal(described.embedding, embedding)
 
@@ -589,6 +589,14 @@ def in_eights(linear: Linear) -> Linear:
     return Linear(codes, linear.bias, scales)
 
 
+def in_fours(linear: Linear) -> Linear:
+    """With scales and minima of float32, as a file has them: activations stay as they are."""
+    made = grouped(linear)
+    assert made.scale is not None
+    assert made.minimum is not None
+    return replace(made, scale=made.scale.float(), minimum=made.minimum.float())
+
+
 def in_shifted_eights(linear: Linear) -> Linear:
     """Likewise, with minima, of so few bits that products of codes and scales are exact."""
     codes = torch.randint(-32, 32, linear.weight.shape, dtype=torch.int8)
@@ -597,24 +605,25 @@ def in_shifted_eights(linear: Linear) -> Linear:
 
 
 @wanted
-@pytest.mark.parametrize("by_group", [grouped, in_eights, in_shifted_eights])
+@pytest.mark.parametrize("by_group", [in_fours, in_eights, in_shifted_eights])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", library.kinds_here())
-def test_weights_by_group_give_in_float32_what_their_numbers_give_to_the_last_bit(
-    kind: Kind, by_group: Callable[[Linear], Linear], monkeypatch: pytest.MonkeyPatch
+def test_weights_by_group_give_what_their_numbers_in_the_models_type_give_to_the_last_bit(
+    kind: Kind, dtype: torch.dtype, by_group: Callable[[Linear], Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the head has bytes and is the embedding."""
     monkeypatch.setattr("python_backends.engine.cpu.model.HEAD_ROWS", 96)
     torch.manual_seed(12)
-    made = Made(library.compiled(kind), torch.float32)
+    made = Made(library.compiled(kind), dtype)
     model = made.model("odd", {"bias": True}, {"gated": False, "parallel": True})
     model.layers = [with_products(layer, by_group) for layer in model.layers]
-    if by_group != grouped:
+    if by_group != in_fours:
         model.head = by_group(model.head)
         model.embedding, model.embedding_scale = model.head.weight, 1.7
     of_numbers = copy.copy(model)
     of_numbers.layers = [with_products(layer, as_numbers) for layer in model.layers]
     of_numbers.head = as_numbers(model.head)
-    if by_group != grouped:
+    if by_group != in_fours:
         of_numbers.embedding = of_numbers.head.weight
     for spans in (ALL, *([span] for span in ALL)):
         assert torch.equal(made.computed(model)(spans), made.computed(of_numbers)(spans))

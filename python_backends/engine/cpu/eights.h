@@ -1,6 +1,5 @@
-// Weights of 8 bits by group: w = s·q, or w = s·q + m, for 16 inputs of an output, q from −128 to 127, in a model of float32. Each w is one,
-// to the last bit: made in a register where few rows are multiplied by it, else in a memory that stays in a cache until all of them are
-// (multiplier.h).
+// Weights of 8 bits by group: w = s·q, or w = s·q + m, for 16 inputs of an output, q from −128 to 127, s and m of float32. Each w becomes a
+// number of the model's type where it is multiplied (multiplier.h).
 
 #pragma once
 

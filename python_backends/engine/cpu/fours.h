@@ -1,10 +1,10 @@
 // Products with weights of 4 bits by group: w = s·q + m for 32 inputs of an output, q from 0 to 15.
 //
-// In a model of float32 s and m are such, and each w is one: made in a register where few rows are multiplied by it, else in a memory that
-// stays in a cache until all of them are (multiplier.h). So sums are those of the same weights in float32, to the last bit.
+// With s and m of float32 each w becomes a number of the model's type where it is multiplied (multiplier.h), as if it had been rounded to
+// that type when it was read: sums are those of the same weights in that type, to the last bit.
 //
-// In one of bfloat16 s and m are float16. The x are rounded to t·p for the 32 inputs of a group, p from −127 to 127, and integers are
-// multiplied, whose sums are exact:
+// With s and m of float16, in a model of bfloat16, the x are rounded to t·p for the 32 inputs of a group, p from −127 to 127, and integers
+// are multiplied, whose sums are exact:
 //
 //     Σ x·w = s·t·Σ p·q + m·t·Σ p
 //
@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "panels.h"
 #include "vectors.h"
@@ -26,15 +25,16 @@ constexpr int GROUP = 32;        // inputs
 constexpr int WORD = 8;          // inputs of one output that lie together
 constexpr float LEAST = 1e-30f;  // a group of x without a greater number is taken as 0
 
+using Float16 = uint16_t;
+
 // Of a panel: input 8·w + 2·i + o of the group lies in word w, from bit 4·i + 16·o on.
-template <typename Value>
+template <typename Number>
 struct Fours {
     static constexpr int INPUTS = GROUP;
-    using Number = std::conditional_t<std::is_same_v<Value, float>, float, uint16_t>;
     uint32_t codes[GROUP / WORD][2][TILE];
     Number scales[2][TILE], minima[2][TILE];
 };
-static_assert(sizeof(Fours<float>) == 768 && sizeof(Fours<Bfloat16>) == 640);
+static_assert(sizeof(Fours<float>) == 768 && sizeof(Fours<Float16>) == 640);
 
 struct Factors {
     Vector scales, minima;
@@ -77,7 +77,7 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
 class FourMultiplier {
 public:
     // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched.
-    static void multiply(GroupedRows rows, int count, int depth, const Fours<Bfloat16>* panel, float* sums) {
+    static void multiply(GroupedRows rows, int count, int depth, const Fours<Float16>* panel, float* sums) {
         for (int row = 0; row < count; row += TOGETHER) {
             add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(*panel) / 64 : 0);
             rows.x += size_t(TOGETHER) * depth;
@@ -97,7 +97,7 @@ private:
     static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
 
     template <int ROWS>
-    static void add(int rows, const GroupedRows& of, int depth, const Fours<Bfloat16>* panel, float* sums, int lines) {
+    static void add(int rows, const GroupedRows& of, int depth, const Fours<Float16>* panel, float* sums, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, of, depth, panel, sums, lines);
@@ -113,7 +113,7 @@ private:
 
     // From the tile `begin` on.
     template <int ROWS, int TILES>
-    [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Fours<Bfloat16>* panel, int begin, float* sums, int lines) {
+    [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Fours<Float16>* panel, int begin, float* sums, int lines) {
         const int groups = depth / GROUP;
         for (int index = 0; index < groups; ++index, rows.x += GROUP) {
             const auto& group = panel[index];

@@ -48,6 +48,18 @@ inline float widened(Bfloat16 value) {
     return wide;
 }
 
+// A weight as the model's type has it.
+template <typename Value>
+float as(float weight) {
+    if constexpr (std::is_same_v<Value, float>) {
+        return weight;
+    } else {
+        Value rounded;
+        store(&rounded, spread(weight), 1);
+        return widened(rounded);
+    }
+}
+
 // The memory of a step between its products, kept for the next one.
 template <typename Value>
 struct Memory {
@@ -182,7 +194,7 @@ private:
     static void put_of_groups(const Of* panels, int output, int width, float scale, float* to) {
         const auto* panel = panels + size_t(output / PANEL) * (width / Of::INPUTS);
         for (int i = 0; i < width; ++i) {
-            to[i] = weight_of(panel[i / Of::INPUTS], output % PANEL / TILE, i % Of::INPUTS, output % TILE) * scale;
+            to[i] = as<Value>(weight_of(panel[i / Of::INPUTS], output % PANEL / TILE, i % Of::INPUTS, output % TILE)) * scale;
         }
     }
 

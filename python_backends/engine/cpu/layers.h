@@ -16,6 +16,7 @@ enum {  // formats of numbers
     GAPLESS_INT4 = 3,
     GAPLESS_EIGHTS = 4,
     GAPLESS_SHIFTED_EIGHTS = 5,
+    GAPLESS_FOURS = 6,
 };
 
 // y = s·(x·Wᵀ) + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
@@ -24,8 +25,8 @@ struct GaplessWeight {
     const float* scales;  // s [outputs of whole panels]; null: 1
     const float* bias;    // b [outputs of whole panels]; null: none
     int32_t outputs, depth;
-    // the model's, or int8 in the places that numbers of the model's have, or 4 bits in groups (fours.h), or in a model of float32 8 bits in
-    // groups (eights.h)
+    // the model's, or int8 in the places that numbers of the model's have, or 4 bits by group (fours.h: INT4, in a model of bfloat16, has
+    // float16 there, FOURS float32), or 8 bits by group (eights.h)
     int32_t format;
 };
 

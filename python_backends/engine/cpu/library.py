@@ -120,6 +120,11 @@ def compiled(kind: Kind) -> Path:
     return path
 
 
+def has_tiles(path: Path) -> bool:
+    """Whether what was compiled multiplies bfloat16 by AMX."""
+    return path.name.startswith(f"layers-{Kind.AMX}-")
+
+
 def is_kept() -> bool:
     """Whether one of them lies there for this processor."""
     return any((BROUGHT / _name(kind)).exists() or _path(kind).exists() for kind in kinds_here())

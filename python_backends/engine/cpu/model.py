@@ -49,7 +49,8 @@ ACTIVATIONS = (
     Activation.RELU,
     Activation.RELU_SQUARED,
 )
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+FOURS = {torch.half: 3, torch.float32: 6}  # of uint8 by group, by the type of its scales
 EIGHTS = {1: 4, 2: 5}  # of int8 by group, by how many numbers a group has: scale, or scale and minimum
 HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
 
@@ -128,16 +129,17 @@ class ChoiceTable(ctypes.Structure):
 class PackedModel:
     """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
-    def __init__(self, model: Model, num_positions: int, state_layer: int = 0) -> None:
-        """`state_layer`: the number of layers after which hidden states are given; 0: none are given. Uses up
-        the head's weight in `model`, which may be most of it: rows that are packed give their memory back.
+    def __init__(self, model: Model, dtype: torch.dtype, num_positions: int, state_layer: int = 0) -> None:
+        """`dtype`: of what is multiplied, of keys and of values. `state_layer`: the number of layers after
+        which hidden states are given; 0: none are given. Uses up the head's weight in `model`, which may be
+        most of it: rows that are packed give their memory back.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
         self._turning, self._num_positions = model.rotaries, num_positions
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
-        self._dtype = model.head.weight.dtype if model.head.scale is None else model.head.scale.dtype
+        self._dtype = dtype
         head = self._packed_head(model.head)
         heads = model.heads
         self._table = ModelTable(
@@ -208,20 +210,23 @@ class PackedModel:
 
     def _packed(self, linear: Linear, gated: bool = False) -> Weight:
         outputs, depth = linear.weight.shape
-        kind, of_outputs = FORMATS[linear.weight.dtype], None
+        of_outputs, of_groups = None, numbers_of_groups(linear)
         if linear.weight.dtype == torch.uint8:
-            panels = packed_fours(linear, self._memory, self._dtype, gated)
-        elif of_groups := numbers_of_groups(linear):
+            kept = torch.float32 if self._dtype == torch.float32 else of_groups[0].dtype
+            panels = packed_fours(linear, self._memory, kept, gated)
+            kind = FOURS[kept]
+        elif of_groups:
             panels = self._memory.copied(in_eights(linear.weight, *of_groups, gated=gated))
             kind = EIGHTS[len(of_groups)]
         else:
             panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
+            kind = FORMATS[linear.weight.dtype]
         scales_of_outputs, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
         return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
 
     def _packed_head(self, head: Linear) -> Weight:
         outputs, depth = head.weight.shape
-        kind, of_outputs = FORMATS[head.weight.dtype], head.scale
+        kind, of_outputs = FORMATS[head.weight.dtype], head.scale  # never of 4 bits
         rows = used_up(head.weight.contiguous().split(HEAD_ROWS))  # type: ignore[no-untyped-call]
         pieces = (in_panels(each, dtype=self._dtype) for each in rows)
         if of_groups := numbers_of_groups(head):

@@ -3,8 +3,8 @@
 // it.
 //
 // Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where bfloat16 is multiplied by many
-// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. So do weights by group in a model of
-// float32 (fours.h, eights.h).
+// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. Weights by group (fours.h, eights.h)
+// become such in registers where few rows of float32 are multiplied, else in such a memory.
 
 #pragma once
 
@@ -71,16 +71,17 @@ inline Vector add_product(Vector sum, const Bfloat16* inputs, Pairs weights) {
 }
 
 #ifdef __AVX512BF16__
-// to [inputs, 32] = the bytes. Fetches those that follow.
-inline void unpack(const int8_t* bytes, int inputs, Bfloat16* to) {
-    const int count = inputs * PANEL;
-    for (int i = 0; i < count; i += 64) {
-        fetch(bytes + count + i, 1);
+// to [inputs, 32] = the bytes. Fetches those that are so many `ahead`.
+inline void unpack(const int8_t* bytes, int inputs, int ahead, Bfloat16* to) {
+    for (int i = 0; i < inputs * PANEL; i += 64) {
+        fetch(bytes + i + ahead, 1);
         store_line(reinterpret_cast<char*>(to + i), load_pairs(bytes + i));
         store_line(reinterpret_cast<char*>(to + i + 32), load_pairs(bytes + i + 32));
     }
 }
 #endif
+
+constexpr int AHEAD = 12 << 10;  // bytes from what is multiplied at once to what is fetched
 
 // Where a panel has what is multiplied from an input on.
 inline const int8_t* from_input(const int8_t* panel, int input) {
@@ -92,22 +93,31 @@ const Of* from_input(const Of* groups, int input) {
     return groups + input / Of::INPUTS;
 }
 
-// to [inputs / 16, 2, 16, 16] = weights by group. Fetches those that follow.
-template <typename Of>
-void unpack(const Of* groups, int inputs, float* to) {
+inline void store_weights(float* to, Vector first, Vector second) {
+    store(to, first);
+    store(to + TILE, second);
+}
+
+inline void store_weights(Bfloat16* to, Vector first, Vector second) {
+    store_line(reinterpret_cast<char*>(to), rounded_pairs(first, second));
+}
+
+// to [inputs, 32] = weights by group. Fetches those that are so many bytes `ahead`.
+template <typename Of, typename Value>
+void unpack(const Of* groups, int inputs, int ahead, Value* to) {
     const int count = inputs / Of::INPUTS;
     for (int index = 0; index < count; ++index) {
         const auto& group = groups[index];
-        fetch(&group + count, sizeof(group) / 64);
+        fetch(reinterpret_cast<const char*>(&group) + ahead, sizeof(group) / 64);
         for (int word = 0; word < Of::INPUTS / WORD; ++word) {
             const int input = index * Of::INPUTS + word * WORD;
             for (int tile = 0; tile < 2; ++tile) {
                 const auto factors = factors_of(group, tile);
                 const auto part = part_of(group, word, tile);
-                float* first = to + (input / TILE * 2 + tile) * TILE * TILE + input % TILE * TILE;
-#pragma GCC unroll 8
-                for (int i = 0; i < WORD; ++i) {
-                    store(first + i * TILE, weights_of(part, i, factors));
+                Value* first = to + (input / DEEP<Value> * 2 + tile) * DEEP<Value> * TILE + input % DEEP<Value> * TILE;
+#pragma GCC unroll 4
+                for (int i = 0; i < WORD; i += 2) {
+                    store_weights(first + i * TILE, weights_of(part, i, factors), weights_of(part, i + 1, factors));
                 }
             }
         }
@@ -144,12 +154,14 @@ public:
 
     // The same with weights by group.
     template <typename Of>
-    void multiply_groups(const float* x, int rows, int depth, const Of* panel, float* sums) {
-        if (rows > FEW) {
-            multiply_unpacked(x, rows, depth, panel, sums);
-        } else {
-            add_few<FEW>(rows, x, depth, panel, sums);
+    void multiply_groups(const Value* x, int rows, int depth, const Of* panel, float* sums) {
+        if constexpr (std::is_same_v<Value, float>) {
+            if (rows <= FEW) {
+                add_few<FEW>(rows, x, depth, panel, sums);
+                return;
+            }
         }
+        multiply_unpacked(x, rows, depth, panel, sums);
     }
 
 private:
@@ -157,12 +169,11 @@ private:
     // which weights need that become float32.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 8;
-    static constexpr int FEW = 8;  // rows for which weights by group are made in registers
+    static constexpr int FEW = 8;  // rows of float32 for which weights by group are made in registers
 #else
     static constexpr int TOGETHER = sizeof(Value) == 4 ? 6 : 4, WITH_BOTH_TILES = 2;
     static constexpr int FEW = 4;
 #endif
-    static constexpr int AHEAD = 12 << 10;  // bytes from a group that is multiplied to one that is fetched
     // A lone row of float32 is multiplied twice, as if there were two: weights are read faster then (docs/notebook/cpu_steps.md).
     static constexpr bool TWICE = WITH_BOTH_TILES > 1 && sizeof(Value) == 4;
     static constexpr int PIECE = 8 * DEEP<Value>;
@@ -202,7 +213,8 @@ private:
     void multiply_unpacked(const Value* x, int rows, int depth, const Of* panel, float* sums) {
         for (int i = 0; i < depth; i += PIECE) {
             const Piece<Value> piece{m_unpacked, std::min(PIECE, depth - i), i == 0};
-            unpack(from_input(panel, i), piece.inputs, m_unpacked);
+            const auto *begin = from_input(panel, i), *end = from_input(panel, i + piece.inputs);
+            unpack(begin, piece.inputs, (end - begin) * sizeof(Of), m_unpacked);
             for (int row = 0; row < rows; row += TOGETHER) {
                 const auto* from = x + size_t(row) * depth + i;
                 add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, nullptr, 0);
@@ -347,10 +359,7 @@ public:
 
     void multiply(const Bfloat16* x, int rows, int depth, const int8_t* panel, float* sums) {
 #ifdef __AMX_BF16__
-        thread_local Kept<Bfloat16> kept;
-        auto* unpacked = kept.of(size_t(depth) * PANEL);
-        unpack(panel, depth, unpacked);
-        m_halves.multiply(x, rows, depth, unpacked, sums, false);
+        multiply_unpacked(x, rows, depth, panel, sums);
 #else
         m_halves.multiply(x, rows, depth, panel, sums);
 #endif
@@ -362,7 +371,37 @@ public:
         m_floats.multiply_groups(x, rows, depth, panel, sums);
     }
 
+    template <typename Of>
+    void multiply_groups(const Bfloat16* x, int rows, int depth, const Of* panel, float* sums) {
+#ifdef __AMX_BF16__
+        multiply_unpacked(x, rows, depth, panel, sums);
+#else
+        m_halves.multiply_groups(x, rows, depth, panel, sums);
+#endif
+    }
+
 private:
+#ifdef __AMX_BF16__
+    template <typename Of>
+    void multiply_unpacked(const Bfloat16* x, int rows, int depth, const Of* panel, float* sums) {
+        if (rows > PANEL) {
+            auto* unpacked = m_unpacked.of(size_t(depth) * PANEL);
+            unpack(panel, depth, AHEAD, unpacked);
+            m_halves.multiply(x, rows, depth, unpacked, sums, false);
+            return;
+        }
+        auto* unpacked = m_unpacked.of(PIECE * PANEL);
+        m_halves.multiply_block(x, rows, depth, sums, [=](int input) {
+            if (input % PIECE == 0) {
+                unpack(from_input(panel, input), std::min(PIECE, depth - input), AHEAD, unpacked);
+            }
+            return reinterpret_cast<const char*>(unpacked + input % PIECE * PANEL);
+        });
+    }
+
+    static constexpr int PIECE = 256;  // inputs that are unpacked before they are multiplied: they stay in the first cache
+    Kept<Bfloat16> m_unpacked;
+#endif
     VectorMultiplier<float> m_floats;
 #ifdef __AMX_BF16__
     TileMultiplier m_halves;

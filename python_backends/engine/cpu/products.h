@@ -17,7 +17,7 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
-// Memory for the rows of bfloat16 of one product with weights of 4 bits.
+// Memory for the rows of one product with weights of GAPLESS_INT4.
 struct GroupedMemory {
     int8_t* rounded = nullptr;                   // [rows, depth]
     float *scales = nullptr, *totals = nullptr;  // [rows, depth / 32]
@@ -39,7 +39,9 @@ size_t panel_bytes(const GaplessWeight& weight) {
     const size_t depth = weight.depth;
     switch (weight.format) {
         case GAPLESS_INT4:
-            return depth / GROUP * sizeof(Fours<Value>);
+            return depth / GROUP * sizeof(Fours<Float16>);
+        case GAPLESS_FOURS:
+            return depth / GROUP * sizeof(Fours<float>);
         case GAPLESS_EIGHTS:
             return depth / Eights::INPUTS * sizeof(Eights);
         case GAPLESS_SHIFTED_EIGHTS:
@@ -72,26 +74,25 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
         thread_local Kept<float> kept, kept_change;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
-            if (format == GAPLESS_INT4) {
-                const auto* fours = reinterpret_cast<const Fours<Value>*>(from + panel * size);
-                if constexpr (std::is_same_v<Value, Bfloat16>) {
-                    FourMultiplier::multiply(grouped, rows, depth, fours, sums);
-                } else {
-                    multiplier.multiply_groups(x, rows, depth, fours, sums);
-                }
-            } else if (format == GAPLESS_EIGHTS || format == GAPLESS_SHIFTED_EIGHTS) {
-                if constexpr (std::is_same_v<Value, float>) {
-                    const auto* eights = from + panel * size;
-                    if (format == GAPLESS_EIGHTS) {
-                        multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Eights*>(eights), sums);
-                    } else {
-                        multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const ShiftedEights*>(eights), sums);
-                    }
-                }
-            } else if (format == GAPLESS_INT8) {
-                multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(from + panel * size), sums);
-            } else {
-                multiplier.multiply(x, rows, depth, from + panel * size, sums, panel + 1 < panels);
+            const auto* weights = from + panel * size;
+            switch (format) {
+                case GAPLESS_INT4:
+                    FourMultiplier::multiply(grouped, rows, depth, reinterpret_cast<const Fours<Float16>*>(weights), sums);
+                    break;
+                case GAPLESS_FOURS:
+                    multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Fours<float>*>(weights), sums);
+                    break;
+                case GAPLESS_EIGHTS:
+                    multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Eights*>(weights), sums);
+                    break;
+                case GAPLESS_SHIFTED_EIGHTS:
+                    multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const ShiftedEights*>(weights), sums);
+                    break;
+                case GAPLESS_INT8:
+                    multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(weights), sums);
+                    break;
+                default:
+                    multiplier.multiply(x, rows, depth, weights, sums, panel + 1 < panels);
             }
             const auto of_outputs = [=](const float* numbers, int tile, float otherwise) {
                 return numbers ? load(numbers + panel * PANEL + tile * TILE) : spread(otherwise);

@@ -32,13 +32,22 @@ public:
                 ahead = panel + size_t(PANEL) * depth * 2 + size_t(block) * each * depth * 2;
                 lines = std::clamp(LINES - block * each, 0, each);
             }
-            shape(count);
-            const auto* from = x + size_t(begin) * depth;
-            if (count > TILE) {
-                multiply<true>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
-            } else {
-                multiply<false>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
-            }
+            lines = follows ? lines : 0;
+            multiply_block(x + size_t(begin) * depth, count, depth, sums + begin * PANEL, [=](int input) {
+                fetch(ahead + input / PANEL * lines * 64, lines);
+                return panel + input * LINES * 2;
+            });
+        }
+    }
+
+    // sums [rows, 32] = x [rows, depth] · weights, of which `tiles_of` an input gives 32 inputs; up to 32 rows.
+    template <typename TilesOf>
+    void multiply_block(const Bfloat16* x, int rows, int depth, float* sums, const TilesOf& tiles_of) {
+        shape(rows);
+        if (rows > TILE) {
+            multiply<true>(x, depth, sums, tiles_of);
+        } else {
+            multiply<false>(x, depth, sums, tiles_of);
         }
     }
 
@@ -59,11 +68,12 @@ private:
         std::fill_n(config.rows, 8, TILE);
         config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
         config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
+        asm volatile("" : : "m"(config));  // GCC 12 takes it that the next line reads 8 bytes only, and may not write the others
         _tile_loadconfig(&config);
     }
 
-    template <bool MANY>  // more than 16 rows
-    static void multiply(const Bfloat16* x, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+    template <bool MANY, typename TilesOf>  // more than 16 rows
+    static void multiply(const Bfloat16* x, int depth, float* sums, const TilesOf& tiles_of) {
         const auto* others = x + TILE * depth;
         const size_t stride = depth * sizeof(Bfloat16);
         _tile_zero(0);
@@ -73,10 +83,10 @@ private:
             _tile_zero(3);
         }
         for (int i = 0; i < depth; i += PANEL) {
-            _tile_loadd(6, panel, 64);
+            const char* tiles = tiles_of(i);
+            _tile_loadd(6, tiles, 64);
             _tile_loadd(4, x + i, stride);
-            _tile_loadd(7, panel + TILE * 64, 64);
-            fetch(ahead, lines);
+            _tile_loadd(7, tiles + TILE * 64, 64);
             _tile_dpbf16ps(0, 4, 6);
             if (MANY) {
                 _tile_loadd(5, others + i, stride);
@@ -86,8 +96,6 @@ private:
             if (MANY) {
                 _tile_dpbf16ps(3, 5, 7);
             }
-            panel += LINES * 64;
-            ahead += lines * 64;
         }
         _tile_stored(0, sums, PANEL * sizeof(float));
         _tile_stored(1, sums + TILE, PANEL * sizeof(float));

@@ -126,6 +126,12 @@ inline __m256i rounded(__m256 values) {  // to bfloat16, in 32 bits; a NaN stays
     return _mm256_srli_epi32(_mm256_blendv_epi8(_mm256_set1_epi32(0x7fc00000), whole, is_number), 16);
 }
 
+// 16 pairs of bfloat16.
+inline Line rounded_pairs(Vector firsts, Vector seconds) {
+    const auto of = [](__m256 first, __m256 second) { return _mm256_or_si256(rounded(first), _mm256_slli_epi32(rounded(second), 16)); };
+    return {of(firsts.low, seconds.low), of(firsts.high, seconds.high)};
+}
+
 inline void store(Bfloat16* to, Vector values) {
     const auto halves = _mm256_packus_epi32(rounded(values.low), rounded(values.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(halves, 0xd8));

@@ -88,6 +88,24 @@ inline __m256i rounded(Vector values) {  // to bfloat16; a NaN stays one
 #endif
 }
 
+// 16 pairs of bfloat16.
+inline Line rounded_pairs(Vector firsts, Vector seconds) {
+#ifdef __AVX512BF16__
+    alignas(64) static constexpr auto ORDER = [] {
+        std::array<uint16_t, 32> places{};
+        for (int i = 0; i < 32; ++i) {
+            places[i] = i / 2 + i % 2 * 16;
+        }
+        return places;
+    }();
+    const auto halves = reinterpret_cast<Line>(_mm512_cvtne2ps_pbh(seconds, firsts));
+    return _mm512_permutexvar_epi16(_mm512_load_si512(ORDER.data()), halves);
+#else
+    const auto low = _mm512_cvtepu16_epi32(rounded(firsts)), high = _mm512_cvtepu16_epi32(rounded(seconds));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+#endif
+}
+
 inline void store(Bfloat16* to, Vector values) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded(values));
 }

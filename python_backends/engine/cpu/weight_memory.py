@@ -71,8 +71,9 @@ def in_panels(weight: Tensor, gated: bool = False, dtype: torch.dtype | None = N
 
 
 def packed_fours(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated: bool = False) -> Tensor:
-    """A weight of 4 bits [out, in] as [panels, groups, bytes]: `Fours` of fours.h, in a model of `dtype`."""
-    kept = torch.float32 if dtype == torch.float32 else torch.float16
+    """A weight of 4 bits [out, in] as [panels, groups, bytes]: `Fours` of fours.h, with scales and minima of
+    `dtype`.
+    """
     assert linear.scale is not None
     assert linear.minimum is not None
     numbers = tiled(linear.weight, gated)
@@ -80,7 +81,7 @@ def packed_fours(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated
     words = (pairs[..., 0, :] | pairs[..., 1, :] << 4).flatten(-2).view(torch.int32)
     words = words.reshape(*numbers.shape[:3], -1, GROUP // WORD)
     codes = words.permute(0, 3, 4, 1, 2)  # [panels, groups, words of a group, 2, 16]
-    of_groups = [tiled(each.to(kept), gated).permute(0, 3, 1, 2) for each in (linear.scale, linear.minimum)]
+    of_groups = [tiled(each.to(dtype), gated).permute(0, 3, 1, 2) for each in (linear.scale, linear.minimum)]
     parts = [each.contiguous().flatten(2).view(torch.uint8) for each in (codes, *of_groups)]
     return memory.copied(torch.cat(parts, -1))
 

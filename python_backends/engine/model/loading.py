@@ -132,14 +132,22 @@ def facts_of(settings: Settings) -> ModelFacts:
 
 
 def open_weights(
-    settings: Settings, facts: ModelFacts, device: torch.device = CPU, for_layers: bool = False
+    settings: Settings,
+    facts: ModelFacts,
+    device: torch.device = CPU,
+    *,
+    for_layers: bool = False,
+    with_tiles: bool = False,
 ) -> Weights:
-    """As the settings want them kept, `for_layers` in C++. Raises SettingsError."""
+    """As the settings want them kept, `for_layers` in C++, which multiply `with_tiles`. Raises
+    SettingsError.
+    """
     dtype = DTYPES[settings.model.dtype]
     source: Source = open_source(settings.model_directory)
     if settings.model.random_weights:
         source = RandomSource(facts, dtype)
-    return Weights(facts, source, dtype, device, rounding(settings.model.weights, dtype, for_layers))
+    kept = rounding(settings.model.weights, dtype, for_layers, with_tiles)
+    return Weights(facts, source, dtype, device, kept)
 
 
 def refused(source: Source, error: CheckpointError) -> SettingsError:

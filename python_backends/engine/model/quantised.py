@@ -33,16 +33,17 @@ class Rounding:
 AS_IT_IS = Rounding(lambda linear: linear)
 
 
-def rounding(weights: str, dtype: torch.dtype, for_layers: bool) -> Rounding:
+def rounding(weights: str, dtype: torch.dtype, for_layers: bool, with_tiles: bool = False) -> Rounding:
     """As the setting model.weights says, `for_layers` in C++. What else computes does not multiply 4 bits: it
-    gets the same numbers in `dtype`.
+    gets the same numbers in `dtype`. In bfloat16 few bits are kept only `with_tiles` to multiply it:
+    without, they make steps of many rows longer.
     """
     if weights == "int8":
         return Rounding(_by_rows if for_layers else quantise, head=for_layers)
     if weights == "int4":
         wide = None if for_layers else dtype
         return Rounding(lambda linear: grouped(linear, wide), of_stored=True, head=for_layers)
-    return replace(AS_IT_IS, keeps_groups=for_layers and dtype == torch.float32)
+    return replace(AS_IT_IS, keeps_groups=for_layers and (with_tiles or dtype == torch.float32))
 
 
 def grouped(linear: Linear, wide: torch.dtype | None = None) -> Linear:

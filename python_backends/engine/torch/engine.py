@@ -25,7 +25,7 @@ from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.cpu.fetch import use_faster_cache
-from python_backends.engine.cpu.library import library
+from python_backends.engine.cpu.library import has_tiles, library
 from python_backends.engine.cpu.model import PackedModel
 from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.cpu.steps import LayerSteps
@@ -91,7 +91,13 @@ class TorchEngine:
         # where it is measured, one block will do for the largest steps
         self.limits = (model_limits if measured is None else one_block_limits)(settings, facts)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        weights = open_weights(settings, facts, self.device, for_layers=layers_library is not None)
+        weights = open_weights(
+            settings,
+            facts,
+            self.device,
+            for_layers=layers_library is not None,
+            with_tiles=layers_library is not None and has_tiles(layers_library),
+        )
         self._adapted_model = adapted_model(facts, weights.dtype, self.device)
         description = _described(settings, facts, weights)
         self.can_train = facts.experts is None and _can_train(settings, self.device, self._kernels)
@@ -102,7 +108,9 @@ class TorchEngine:
         shape = block_shape(settings, facts)
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
-            packed = PackedModel(description, self.limits.max_model_tokens, self.limits.state_layer)
+            packed = PackedModel(
+                description, weights.dtype, self.limits.max_model_tokens, self.limits.state_layer
+            )
             del description  # the embedding as it was read
             self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
             return
