@@ -46,14 +46,17 @@ class Kind(StrEnum):
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # of the processor, as Linux calls it
 NEEDED = {
-    Kind.AMX: _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+    Kind.AMX: _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
     Kind.AVX512_BF16: _AVX512 | {"avx512_bf16", "avx512_vnni"},
     Kind.AVX512: _AVX512,
     Kind.AVX2: {"avx2", "fma", "f16c"},
 }
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
 FLAGS = {
-    Kind.AMX: (*COMMON, "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+    Kind.AMX: (
+        *(*COMMON, "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
     Kind.AVX512_BF16: (*COMMON, "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
     Kind.AVX512: (*COMMON, "-march=x86-64-v4"),
     Kind.AVX2: (*COMMON, "-mavx2", "-mfma", "-mf16c"),

@@ -380,6 +380,20 @@ public:
 #endif
     }
 
+    // The same with a panel of weights of 4 bits, rows being rounded.
+    void multiply_fours(GroupedRows rows, int count, int depth, const Fours<Float16>* panel, float* sums) {
+#ifdef __AMX_BF16__
+        const int blocks = count / TILE, done = blocks * TILE, groups = depth / GROUP;
+        if (blocks) {
+            m_halves.multiply_fours(rows, blocks, depth, panel, sums);
+        }
+        rows = {rows.x + size_t(done) * depth, rows.scales + done * groups, rows.totals + done * groups};
+        count -= done;
+        sums += done * PANEL;
+#endif
+        FourMultiplier::multiply(rows, count, depth, panel, sums);
+    }
+
 private:
 #ifdef __AMX_BF16__
     template <typename Of>

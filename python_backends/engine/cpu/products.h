@@ -77,7 +77,7 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
             const auto* weights = from + panel * size;
             switch (format) {
                 case GAPLESS_INT4:
-                    FourMultiplier::multiply(grouped, rows, depth, reinterpret_cast<const Fours<Float16>*>(weights), sums);
+                    multiplier.multiply_fours(grouped, rows, depth, reinterpret_cast<const Fours<Float16>*>(weights), sums);
                     break;
                 case GAPLESS_FOURS:
                     multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const Fours<float>*>(weights), sums);

@@ -1,4 +1,4 @@
-// Products of bfloat16 by the processor's tiles (AMX).
+// Products of bfloat16, and of integers with weights of 4 bits, by the processor's tiles (AMX).
 
 #pragma once
 
@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "fours.h"
 #include "panels.h"
+#include "vectors.h"
 
 namespace gapless {
 
-// Multiplies bfloat16 by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
+// Multiplies by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
 // rows, 6 and 7 weights.
 class TileMultiplier {
 public:
@@ -51,23 +53,57 @@ public:
         }
     }
 
+    // The same as FourMultiplier::multiply, of `blocks` of 16 rows.
+    void multiply_fours(GroupedRows rows, int blocks, int depth, const Fours<Float16>* panel, float* sums) {
+        const int groups = depth / GROUP;
+        auto* bytes = m_bytes.of(size_t(depth) * PANEL);
+        for (int index = 0; index < groups; ++index) {
+            fetch(panel + groups + index, sizeof(*panel) / 64);
+            for (int tile = 0; tile < 2; ++tile) {
+                auto* to = bytes + (index * 2 + tile) * GROUP * TILE;
+                for (int word = 0; word < GROUP / WORD; ++word, to += WORD * TILE) {
+                    const auto words = load_line(reinterpret_cast<const char*>(panel[index].codes[word][tile]));
+                    store_line(reinterpret_cast<char*>(to), four_bytes(words, 0));
+                    store_line(reinterpret_cast<char*>(to + WORD / 2 * TILE), four_bytes(words, 1));
+                }
+            }
+        }
+        shape(FOURS);
+        for (int block = 0; block < blocks; ++block) {
+            multiply_fours(rows, groups, panel, bytes, 0, sums);
+            multiply_fours(rows, groups, panel, bytes, 1, sums);
+            rows.x += size_t(TILE) * depth;
+            rows.scales += TILE * groups;
+            rows.totals += TILE * groups;
+            sums += TILE * PANEL;
+        }
+    }
+
 private:
     static constexpr int BYTES_AHEAD = 2048;
+    static constexpr int FOURS = -1;  // instead of a number of rows: tiles are those of weights of 4 bits
+
+    struct Config {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {};
+        uint8_t rows[16] = {};
+    };
 
     void shape(int rows) {
         if (rows == m_rows) {
             return;
         }
         m_rows = rows;
-        struct {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
+        Config config;
         std::fill_n(config.bytes, 8, 64);
         std::fill_n(config.rows, 8, TILE);
-        config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
-        config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
+        if (rows == FOURS) {
+            config.bytes[4] = GROUP;
+            config.rows[6] = GROUP / 4;
+        } else {
+            config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
+            config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
+        }
         asm volatile("" : : "m"(config));  // GCC 12 takes it that the next line reads 8 bytes only, and may not write the others
         _tile_loadconfig(&config);
     }
@@ -105,6 +141,36 @@ private:
         }
     }
 
+    // With a tile's 16 outputs. `bytes` [groups, 2, 8, 16, 4]: the codes of the panel.
+    static void multiply_fours(const GroupedRows& rows, int groups, const Fours<Float16>* panel, const int8_t* bytes, int tile, float* sums) {
+        alignas(64) int32_t of[2][TILE][TILE];  // of two groups: the next one is multiplied while these are read
+        Vector all[TILE];
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE; ++row) {
+            all[row] = spread(0.f);
+        }
+        for (int index = 0; index < groups; ++index) {
+            auto& sums_of_group = of[index % 2];
+            _tile_zero(0);
+            _tile_loadd(4, rows.x + index * GROUP, groups * GROUP);
+            _tile_loadd(6, bytes + (index * 2 + tile) * GROUP * TILE, 64);
+            _tile_dpbsud(0, 4, 6);
+            _tile_stored(0, sums_of_group, 64);
+            const auto scale = load_halves(panel[index].scales[tile]), minimum = load_halves(panel[index].minima[tile]);
+#pragma GCC unroll 16
+            for (int row = 0; row < TILE; ++row) {
+                const auto sum = byte_sums(load_line(reinterpret_cast<const char*>(sums_of_group[row])));
+                const auto before = fused(minimum, spread(rows.totals[row * groups + index]), all[row]);
+                all[row] = fused(sum * spread(rows.scales[row * groups + index]), scale, before);
+            }
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE; ++row) {
+            store(sums + row * PANEL + tile * TILE, all[row]);
+        }
+    }
+
+    Kept<int8_t> m_bytes;
     int m_rows = 0;
 };
 
