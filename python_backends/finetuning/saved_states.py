@@ -7,7 +7,6 @@ name is in `states`: the last 16.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from contextlib import suppress
@@ -92,7 +91,7 @@ def times(directory: Path) -> dict[int, float]:
     """When each of them was written, in seconds of Unix, by step."""
     found = {}
     for path in _paths(directory):
-        with contextlib.suppress(FileNotFoundError):  # it is deleted meanwhile
+        with suppress(FileNotFoundError):  # it is deleted meanwhile
             found[_step(path)] = path.stat().st_mtime
     return found
 
