@@ -13,6 +13,8 @@ of the rounds, the least and the most; `of_float32` is the median of the rounds'
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ from commands.model import located
 from python_backends.checkpoint.opening import open_source
 from python_backends.engine.choice import choose
 from python_backends.instance.build import build
+from python_backends.linux.large_pages import with_large_pages
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -139,6 +142,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     asked = parser.parse_args()
+    if (environment := with_large_pages(os.environ)) != dict(os.environ):  # as a served engine has
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     work = (QUICK, 1, 3) if asked.quick else ([*KINDS], asked.rounds, asked.steps)
     gguf = located(Settings(ModelSettings(asked.model))).model_directory
     rows = measure(gguf, *work)

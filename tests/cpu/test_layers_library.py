@@ -148,6 +148,16 @@ def test_a_library_that_others_may_write_is_not_run(
     assert "other users may write it" in caplog.text
 
 
+def test_without_a_compiler_one_serves_that_lies_there_for_fewer_instructions(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a host with another processor."""
+    other = library.compiled(Kind.AVX512)
+    made.unlink()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.library() == other
+
+
 def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "trusted_owners", lambda: {4711})
     assert made.exists()

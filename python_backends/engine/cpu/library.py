@@ -81,7 +81,7 @@ def library() -> Path | None:
     if not kinds:
         log.info("no layers of ours: the processor has no %s", lacking(processor_flags()))
         return None
-    for kind in kinds:  # an older compiler may know another one only
+    for kind in kinds:  # an older compiler may know another one only, and without one another may lie there
         try:
             made = compiled(kind)
             log.info("layers in C++ compute, by %s", kind)
@@ -93,6 +93,8 @@ def library() -> Path | None:
                 error,
                 "\n".join(error.stderr.strip().splitlines()[-10:]),
             )
+        except FileNotFoundError as error:
+            log.warning("no layers of ours of %s: %s", kind, error)
         except OSError as error:
             log.warning("no layers of ours: %s", error)
             return None
@@ -116,7 +118,6 @@ def compiled(kind: Kind) -> Path:
         if not (obstacle := _obstacle(path)):
             return path
         log.warning("%s is compiled again: %s", path, obstacle)
-        path.unlink()
     _compile(kind, path)
     if obstacle := _obstacle(path):
         raise OSError(f"{path}, which was just compiled: {obstacle}")

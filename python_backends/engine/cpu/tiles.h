@@ -69,6 +69,7 @@ public:
             }
         }
         shape(FOURS);
+        keep_order();
         for (int block = 0; block < blocks; ++block) {
             multiply_fours(rows, groups, panel, bytes, 0, sums);
             multiply_fours(rows, groups, panel, bytes, 1, sums);
@@ -82,6 +83,12 @@ public:
 private:
     static constexpr int BYTES_AHEAD = 2048;
     static constexpr int FOURS = -1;  // instead of a number of rows: tiles are those of weights of 4 bits
+
+    // What was written before is in memory when a tile is loaded: GCC 12 takes it that a configuration is 8 bytes, and that tiles are read
+    // from nowhere.
+    static void keep_order() {
+        asm volatile("" : : : "memory");
+    }
 
     struct Config {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -104,7 +111,7 @@ private:
             config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
             config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
         }
-        asm volatile("" : : "m"(config));  // GCC 12 takes it that the next line reads 8 bytes only, and may not write the others
+        keep_order();
         _tile_loadconfig(&config);
     }
 
@@ -120,6 +127,7 @@ private:
         }
         for (int i = 0; i < depth; i += PANEL) {
             const char* tiles = tiles_of(i);
+            keep_order();
             _tile_loadd(6, tiles, 64);
             _tile_loadd(4, x + i, stride);
             _tile_loadd(7, tiles + TILE * 64, 64);
