@@ -116,7 +116,8 @@ class StepLauncher:
         for admit in plan.operations:
             if isinstance(admit, Admit):
                 column, first = divmod(len(admit.tokens) - 1, self._cache.shape.block_tokens)
-                self._cache.blocks[int(admit.blocks[column]), ..., first:, :] = 0
+                for block in admit.blocks[column : column + 1].tolist():  # else it is a new one
+                    self._cache.blocks[block, ..., first:, :] = 0
 
     def _to_device(self, values: Ids) -> Tensor:
         return to_device(values.astype(np.int64), self._state.device)
