@@ -24,6 +24,7 @@ QUICKLY = {  # with few slots requests compete, so that every one is encoded
     "prediction.relearn_s": 5,
     "engine.slots": 4,
 }
+LOG = "/requests.sqlite"
 LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
 TASKS = [json.loads(line)["messages"] for line in LINES[:24]]  # few: each is encoded once
 COUNT = """
@@ -65,8 +66,8 @@ def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
 
 
 def places(project: Composed) -> set[str]:
-    """The directories of models."""
-    return {name.split("/")[0] for name in files(project)}
+    """The directories of models of which something was learned."""
+    return {name.removesuffix(LOG) for name in files(project) if name.endswith(LOG)}
 
 
 def files(project: Composed) -> set[str]:
@@ -74,7 +75,7 @@ def files(project: Composed) -> set[str]:
 
 
 def num_logged(project: Composed, place: str) -> int:
-    return int(project.inside(f".venv/bin/python -c '{COUNT}' /data/{place}/requests.sqlite"))
+    return int(project.inside(f".venv/bin/python -c '{COUNT}' /data/{place}{LOG}"))
 
 
 def num_by_forest(project: Composed) -> float:
@@ -86,7 +87,7 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
     ask(learning, ENCODER_FROM)
     ask_until(learning, lambda: any(re.search(r"/forest-\d+\.npz$", name) for name in files(learning)))
     (place,) = places(learning)
-    assert {f"{place}/requests.sqlite", f"{place}/current.json"} <= files(learning)
+    assert {f"{place}{LOG}", f"{place}/current.json"} <= files(learning)
     known = num_logged(learning, place)
     assert known >= 100
     learning.compose("down")
