@@ -4,6 +4,7 @@ found late, or never. Called by the command line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,8 +26,8 @@ def check_paths(settings: Settings) -> None:
     encoder = settings.prediction.encoder
     if settings.encodes_texts and Path(encoder).is_absolute() and not Path(encoder).is_dir():
         raise SettingsError(f"prediction.encoder = {encoder!r}: there is no such directory")
-    for name, directory in _written(settings):
-        found = next(path for path in (directory, *directory.parents) if path.exists())
+    for name, directory in _written(settings):  # of what may not be looked at the parent counts
+        found = next(path for path in (directory, *directory.parents) if os.path.exists(path))  # noqa: PTH110
         if not found.is_dir():
             raise SettingsError(f"{name} = {str(directory)!r}: {found} is not a directory")
 
