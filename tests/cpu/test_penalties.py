@@ -83,7 +83,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
         nothing,
     )
     theirs = reference.RepetitionPenaltyLogitsProcessor(penalty)(tokens, _logits(3))
-    torch.testing.assert_close(penalized(_logits(3), ours), theirs)
+    torch.testing.assert_close(penalized(_logits(3), [ours]), theirs)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,25 @@ def test_all_penalties_are_those_of_a_plain_reference_for_rows_of_any_length(
     order = [3, 2, 0, 1]
     lengths = [len(parts[slot][0]) + len(parts[slot][1]) for slot in order]
     rows = state.sampling_rows(torch.tensor(order), _plan(order, lengths))
-    assert rows.penalties is not None
+    assert rows.penalties
     out = penalized(_logits(4), rows.penalties)
     for row, slot in enumerate(order):
         chosen = Sampling(max_tokens=1, **(sampling if slot != 2 else {}))
         torch.testing.assert_close(out[row], _plain(_logits(4)[row], *parts[slot], chosen))
+
+
+def test_one_long_row_makes_no_work_for_the_short_ones() -> None:
+    limits = ModelLimits(
+        max_model_tokens=4096, vocab_size=VOCABULARY, num_slots=4, num_blocks=1100, block_tokens=4
+    )
+    parts = [(_random_tokens(slot, length), _random_tokens(9, 2)) for slot, length in enumerate([4000, 3, 5])]
+    state = SlotState(limits, CPU)
+    state.apply([_admit(slot, *tokens, **PENALIZED) for slot, tokens in enumerate(parts)])
+    rows = state.sampling_rows(torch.arange(3), _plan([0, 1, 2], [4002, 5, 7]))
+    assert sorted(tuple(group.tokens.shape) for group in rows.penalties) == [(1, 4002), (2, 7)]
+    out = penalized(_logits(3), rows.penalties)
+    for slot, tokens in enumerate(parts):
+        torch.testing.assert_close(out[slot], _plain(_logits(3)[slot], *tokens, Sampling(1, **PENALIZED)))
 
 
 def test_penalties_follow_the_tokens_that_are_appended() -> None:
@@ -123,7 +137,7 @@ def test_penalties_follow_the_tokens_that_are_appended() -> None:
         state.append(slots, torch.tensor([token, token]))
         output = np.append(output, np.int32(token))
         rows = state.sampling_rows(slots, _plan([0, 1], [6 + index] * 2))
-        assert rows.penalties is not None
+        assert rows.penalties
         out = penalized(_logits(2), rows.penalties)
         torch.testing.assert_close(out[0], _plain(_logits(2)[0], prompt, output, Sampling(1, **PENALIZED)))
         torch.testing.assert_close(
@@ -131,7 +145,7 @@ def test_penalties_follow_the_tokens_that_are_appended() -> None:
         )
     state.apply([Release(1, 1), _admit(1, prompt[:2], output[:0], **PENALIZED)])
     rows = state.sampling_rows(slots[1:], _plan([1], [2]))
-    assert rows.penalties is not None
+    assert rows.penalties
     torch.testing.assert_close(
         penalized(_logits(1), rows.penalties)[0],
         _plain(_logits(1)[0], prompt[:2], output[:0], Sampling(1, **PENALIZED)),
@@ -229,7 +243,7 @@ def test_biases_are_those_of_a_plain_reference_and_come_before_penalties() -> No
     order = [2, 0, 1]
     rows = state.sampling_rows(torch.tensor(order), _plan(order, [len(prompt)] * 3))
     assert rows.biases is not None
-    assert rows.penalties is not None
+    assert rows.penalties
     out = penalized(biased(_logits(3), rows.biases), rows.penalties)
     for row, slot in enumerate(order):
         expected = _logits(3)[row]
@@ -285,13 +299,16 @@ def test_a_batch_in_which_nobody_asks_pays_nothing(monkeypatch: pytest.MonkeyPat
     prompt = _random_tokens(1, 5)
     state.apply([_admit(0, prompt, prompt[:0]), _admit(1, prompt, prompt[:0])])
     rows = state.sampling_rows(torch.tensor([0, 1]), _plan([0, 1], [5, 5]))
-    assert (rows.draws, rows.banned, rows.penalties, rows.asks, rows.biases) == (None,) * 5
+    assert (rows.draws, rows.banned, rows.asks, rows.biases) == (None,) * 4
+    assert not rows.penalties
     state.append(torch.tensor([0, 1]), torch.tensor([3, 4]))
     assert not state._sampling.history._tokens.any()
 
 
 def test_a_steady_step_sends_nothing_to_the_device(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But which blocks it begins, where no kernels run."""
+    """But which blocks it begins, where no kernels run, and penalized rows that have passed 256, 512 …
+    tokens.
+    """
     everything = {
         **PENALIZED,
         "bad_words": ((5,), (1, 2)),

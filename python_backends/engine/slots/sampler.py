@@ -11,6 +11,7 @@ edge of top_k or top_p are kept together. Called by the engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,7 @@ class SlotDraws:
 class SamplingRows:
     draws: Draws | SlotDraws | None = None  # None: all rows are greedy
     banned: Tensor | None = None  # [rows, most] ids that may not come now; −1 bans none, None no id at all
-    penalties: Penalties | None = None  # None: no row has any
+    penalties: Sequence[Penalties] = ()  # empty: no row has any
     biases: Biases | None = None  # None: no row has any
     allowed: Allowed | None = None  # the only tokens of some rows; None: no row follows a guide
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
@@ -68,7 +69,8 @@ class SamplingRows:
     @property
     def take_greatest(self) -> bool:
         """Whether each row takes the greatest logit as it is, of the tokens that its guide allows."""
-        return all(each is None for each in (self.draws, self.banned, self.penalties, self.biases))
+        others = (self.draws, self.banned, self.biases)
+        return not self.penalties and all(each is None for each in others)
 
 
 GREEDY = SamplingRows()
@@ -78,7 +80,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens [rows] for logits [rows, vocabulary] of any engine."""
     if rows.biases is not None:
         logits = biased(logits, rows.biases)
-    if rows.penalties is not None:
+    if rows.penalties:
         logits = penalized(logits, rows.penalties)
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))

@@ -8,6 +8,7 @@ asks for is not done in it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRo
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit
+
+LEAST_POWER = 8  # penalties of up to 256 tokens a row are quick enough to be computed together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +57,10 @@ class SamplingState:
         self._biases = SlotBiases(limits, device)
         self.history = TokenHistory(limits, device)
         self.guided = GuidedSlots(limits, device)
-        self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
+        self._drawing, self._worded, self._scored = (RowIndex(device) for _ in range(3))
         self._biased, self._guided = RowIndex(device), RowIndex(device)
+        # by the power of two above the rows' lengths
+        self._penalized: defaultdict[int, RowIndex] = defaultdict(lambda: RowIndex(device))
         self._asked = _Asked(limits.num_slots)
 
     def admit(self, slots: NDArray[np.int64], admits: list[Admit], writes: SlotWrites) -> None:
@@ -134,10 +139,20 @@ class SamplingState:
         ids = self._bad_words.completing(slots, self.history, batch.table[slots, Column.LENGTH])
         return ids.new_full((len(batch.slots), ids.shape[1]), NO_TOKEN).index_copy_(0, rows, ids)
 
-    def _penalties(self, batch: Batch, host_rows: NDArray[np.int64]) -> Penalties | None:
+    def _penalties(self, batch: Batch, host_rows: NDArray[np.int64]) -> tuple[Penalties, ...]:
+        """In groups by the power of two above a row's length, so that one long row costs the short ones
+        nothing. Rows that grow into another group are sent to the device again.
+        """
         if not len(host_rows):
-            return None
-        rows = self._penalized.of(host_rows)
+            return ()
+        powers = np.maximum(np.frexp(batch.lengths[host_rows])[1], LEAST_POWER)
+        return tuple(
+            self._penalties_of(batch, host_rows[powers == power], self._penalized[power])
+            for power in np.unique(powers).tolist()
+        )
+
+    def _penalties_of(self, batch: Batch, host_rows: NDArray[np.int64], index: RowIndex) -> Penalties:
+        rows = index.of(host_rows)
         slots, width = batch.slots[rows], int(batch.lengths[host_rows].max())
         lengths, outputs = batch.table[slots, Column.LENGTH], batch.table[slots, Column.OUTPUTS]
         places = torch.arange(width, device=slots.device)
