@@ -125,6 +125,21 @@ def test_set_up_installs_the_parts_that_are_named(checkout: Path) -> None:
     assert set_up(checkout, "dev", "kernels") == ""
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_uv_installs_and_pip_does_what_it_could_not(checkout: Path, fails: bool) -> None:
+    uv = checkout / ".venv" / "bin" / "uv"
+    uv.write_text(f'#!/bin/bash\necho "uv $*"\nexit {int(fails)}\n')
+    uv.chmod(0o755)
+    said = set_up(checkout).splitlines()
+    by_uv, by_pip = (
+        [line for line in said if line.startswith(f"{name} ") and " -r " in line] for name in ("uv", "pip")
+    )
+    assert all("--require-hashes" in line for line in [*by_uv, *by_pip])
+    names = {"requirements-smollm2.lock", "requirements.lock"}
+    assert {line.split()[-1] for line in by_uv} == names
+    assert {line.split()[-1] for line in by_pip} == {"requirements-uv.lock"} | (names if fails else set())
+
+
 def test_torch_for_cuda_that_did_not_come_is_installed_the_next_time(checkout: Path) -> None:
     """That for CPUs is gone by then."""
     set_up(checkout, DEVICE="cpu")
