@@ -11,22 +11,29 @@ BODY_BYTES = 1 << 20  # of a body, besides twice the bytes of the longest prompt
 MAX_BODY_BYTES = BODY_BYTES + 2 * MAX_PROMPT_BYTES
 
 
+class TooLargeError(ProblemError):
+    """A body has more bytes than the limit. `begun`: its first bytes."""
+
+    def __init__(self, begun: bytes) -> None:
+        super().__init__(413, f"the body must have at most {MAX_BODY_BYTES} bytes", "body_too_large")
+        self.begun = begun
+
+
 class Bodies:
-    async def read(self, request: Request) -> bytes:
-        """Raises ProblemError."""
+    async def read(self, request: Request, least: int = 0) -> bytes:
+        """`least`: bytes that are read of a body that is too large, too. Raises ProblemError."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise ProblemError(400, "content-encoding: must be identity", "unsupported_encoding")
-        body, told = bytearray(), request.headers.get("content-length", "0")
+        body, told, most = bytearray(), request.headers.get("content-length", "0"), MAX_BODY_BYTES
         if told.isdecimal() and int(told[:20]) > MAX_BODY_BYTES:
-            raise self._too_large()
+            most = least
+        if not most:
+            raise TooLargeError(b"")
         try:
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise self._too_large()
+                if len(body) > most:
+                    raise TooLargeError(bytes(body))
         except ClientDisconnect:
             raise ProblemError(400, "the client left", "client_left") from None
         return bytes(body)
-
-    def _too_large(self) -> ProblemError:
-        return ProblemError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", "body_too_large")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from front.errors import ProblemError, refused
-from front.tinker.bodies import UNSUPPORTED
+from front.tinker.bodies import UNSUPPORTED, Numbered
 from front.tinker.proto import FLOAT32, INT64, ForwardBackwardOutput, ForwardBackwardRequest
 from python_backends.nouns import asks
 
@@ -17,6 +18,9 @@ TARGETS, LOG_PROBS, CONFIG = "target_tokens", "logprobs", "loss_fn_config"
 # the loss → what each label has besides, the first of which may be missing for cross entropy
 INPUTS = {"cross_entropy": ("weights",), "importance_sampling": ("advantages", LOG_PROBS)}
 DTYPES: dict[int, np.dtype[Any]] = {FLOAT32: np.dtype(np.float32), INT64: np.dtype(np.int64)}
+HEAD_BYTES = 256  # model_id and seq_id are the first fields
+# model_id, of at most 127 bytes, and seq_id, whose bytes but the last have the highest bit
+HEAD = re.compile(rb"\x0a([\x00-\x7f])([ -~]+)\x10([\x80-\xff]{0,4}[\x00-\x7f])")
 
 
 def read_request(body: bytes) -> Any:
@@ -27,6 +31,15 @@ def read_request(body: bytes) -> Any:
         raise ProblemError(
             400, "the body must be protobuf: a ForwardBackwardRequest", "invalid_body"
         ) from None
+
+
+def head_of(begun: bytes) -> Numbered | None:
+    """Of a ForwardBackwardRequest that can't be read, or not whole. None: it does not begin as one."""
+    found = HEAD.match(begun)
+    if found is None or found[1][0] != len(found[2]):
+        return None
+    number = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[3]))
+    return Numbered(found[2].decode(), number)
 
 
 def learn_of(request: Any, most_tokens: int, num_rows: int) -> asks.Learn:

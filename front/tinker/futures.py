@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -49,7 +50,8 @@ class Futures:
         if number == 0:
             return json_response({"type": "create_model", "model_id": model.id})
         until_s = time.monotonic() + HOLD_S
-        match answer := await _until(lambda: model.answer(number), model, until_s):
+        check = partial(model.check, number)
+        match answer := await _until(lambda: model.answer(number), check, until_s):
             case asks.Learned():
                 return Response(output_of(answer), media_type=PROTOBUF)
             case asks.Stepped():
@@ -68,7 +70,7 @@ class Futures:
         self, session: Session, model: Trained, number: int, adapter: str, until_s: float
     ) -> dict[str, Any]:
         """When it can be asked for."""
-        await _until(lambda: self._is_served(adapter) or None, model, until_s)
+        await _until(lambda: self._is_served(adapter) or None, partial(model.check, number), until_s)
         ask = model.saves[number]
         kind = {"type": "save_weights_for_sampler"}
         path = f"tinker://{model.id}/sampler_weights/{adapter}"
@@ -95,8 +97,8 @@ async def _of_sample(session: Session, name: str) -> Response:
     return Response(found, media_type=PROTOBUF)
 
 
-async def _until(find: Callable[[], T | None], model: Trained, until_s: float) -> T:
-    """What `find` gives when it is not None. Raises FailedError and TimeoutError."""
+async def _until(find: Callable[[], T | None], check: Callable[[], None], until_s: float) -> T:
+    """What `find` gives when it is not None. Raises what `check` raises, and TimeoutError."""
     check_s = time.monotonic() + CHECK_EVERY_S
     while (found := find()) is None:
         now_s = time.monotonic()
@@ -104,6 +106,6 @@ async def _until(find: Callable[[], T | None], model: Trained, until_s: float) -
             raise TimeoutError
         if now_s > check_s:
             check_s = now_s + CHECK_EVERY_S
-            model.check()
+            check()
         await asyncio.sleep(LOOK_EVERY_S)
     return found

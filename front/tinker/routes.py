@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from client.async_client import AsyncClient
-from front.bodies import BODY_BYTES, Bodies
+from front.bodies import BODY_BYTES, Bodies, TooLargeError
 from front.errors import ProblemError, json_response, refused
 from front.fields import read_body
 from front.fine_tuning.submit import check_trains
 from front.model import Model
 from front.tinker import bodies as asked
-from front.tinker.data import learn_of, read_request
+from front.tinker.data import HEAD_BYTES, head_of, learn_of, read_request
 from front.tinker.futures import Futures
 from front.tinker.sampling import SampleAsk, question_of, sampled
 from front.tinker.sessions import Sampler, Sessions
@@ -32,6 +32,7 @@ MOST_AT_ONCE = 64  # samples in the ensemble; others wait here
 CONFIG = {  # of the client
     "fwdbwd_max_chunk_bytes_count": BODY_BYTES // 2,
     "fwdbwd_max_chunk_len": 1024,
+    "parallel_fwdbwd_chunks": False,  # else the first is not sent when another is refused, and it waits
     "use_pyqwest_transport": False,  # its default transport needs a newer OpenTelemetry than this server has
 }
 S = TypeVar("S", bound=Struct)
@@ -121,7 +122,13 @@ class TinkerRoutes:
         return json_response({"type": "get_info", "model_data": {"model_name": name}, **found})
 
     async def _learn(self, request: Request) -> Response:
-        given = read_request(await self._bodies.read(request))
+        begun = b""
+        try:
+            begun = await self._bodies.read(request, HEAD_BYTES)
+            given = read_request(begun)
+        except ProblemError as error:
+            await self._leave(head_of(error.begun if isinstance(error, TooLargeError) else begun))
+            raise
         most, num_rows = self._model.max_tokens, self._model.checkpoint.num_rows
         return await self._ask(given.model_id, given.seq_id, lambda: learn_of(given, most, num_rows))
 
@@ -171,10 +178,15 @@ class TinkerRoutes:
             return read_body(body, kind)
         except ProblemError:
             with contextlib.suppress(ProblemError):
-                named = read_body(body, asked.Numbered)
-                model = self.sessions.model(named.model_id)
-                await asyncio.to_thread(model.ask, named.seq_id, asks.Nothing())
+                await self._leave(read_body(body, asked.Numbered))
             raise
+
+    async def _leave(self, refused: asked.Numbered | None) -> None:
+        """Its number to nothing, if it has one."""
+        if refused is not None:
+            with contextlib.suppress(ProblemError):
+                model = self.sessions.model(refused.model_id)
+                await asyncio.to_thread(model.ask, refused.seq_id, asks.Nothing())
 
     async def _ask(self, name: str, number: int, make: Callable[[], asks.Ask]) -> Response:
         """One that is refused leaves its number to nothing: the ones after it are not kept waiting."""

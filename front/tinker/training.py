@@ -20,6 +20,7 @@ from python_backends.settings import Settings
 
 ALPHA = 32.0  # Tinker's
 MOST_WAITING = 64  # asks of a model
+GAP_S = 60.0  # an ask waits for one with a smaller number that has not come
 
 
 class FailedError(Exception):
@@ -59,8 +60,8 @@ class Trained:
         """None: there is none yet. Raises OSError and ValueError."""
         return ask_files.read_answer(self.job.directory, number)
 
-    def check(self) -> None:
-        """Raises FailedError if no answer comes any more."""
+    def check(self, number: int) -> None:
+        """Raises FailedError if no answer to the ask `number` comes, and OSError."""
         try:
             job = Job(self.job.directory)
         except JobError as error:
@@ -68,6 +69,11 @@ class Trained:
         if job.status in ENDED:
             why = job.fields["error"]
             raise FailedError(why["message"] if why else f"its training has ended ({job.status})", False)
+        if ask_files.waited_s(job.directory, number) > GAP_S:
+            missing = ask_files.missing_before(job.directory, number)
+            if missing:
+                said = f"seq_id = {number}: waits for {missing}, which has not come: begin a new model"
+                raise FailedError(said, True)
 
 
 def new_job(settings: Settings, lora: Lora) -> Job:

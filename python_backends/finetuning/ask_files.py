@@ -44,6 +44,28 @@ def read_ask(job: Path, number: int) -> asks.Ask:
     return asks.read_ask(ask_path(job, number).read_bytes())
 
 
+def missing_before(job: Path, number: int) -> int:
+    """The first ask that was never there and that the ask `number` waits for; 0: none. At most as many are
+    looked at as wait.
+    """
+    missing = 0
+    for each in range(number - 1, 0, -1):
+        if ask_path(job, each).exists():
+            continue
+        if answer_path(job, each).exists():  # it is written before the ask is removed
+            break
+        missing = each
+    return missing
+
+
+def waited_s(job: Path, number: int) -> float:
+    """Since the ask was written, in seconds; 0: it is not there. Raises OSError."""
+    try:
+        return time.time() - ask_path(job, number).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def write_answer(job: Path, number: int, answer: asks.Answer) -> None:
     """Removes the ask, and an answer that is too old. Raises OSError."""
     write_private(answer_path(job, number), asks.written(answer))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from client.wire import Piece
+from front.bodies import MAX_BODY_BYTES
 from front.keys import Keys
 from front.model import Model
-from front.tinker import futures, sessions
+from front.tinker import futures, sessions, training
+from front.tinker.data import head_of
 from front.tinker.proto import ForwardBackwardOutput, SampleResponse
 from front.tinker.sessions import Sessions
 from python_backends.finetuning import ask_files, jobs
@@ -121,6 +123,57 @@ def test_what_is_refused_names_the_field_and_keeps_nothing_waiting(opened: Led) 
     ):
         assert said(opened.asked(name, number, **given), 400)["error"]["message"].startswith(says)
         assert opened.answered(number, asks.Nothing()) == asks.Nothing()
+
+
+def sent_in_chunks(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), 1 << 16):
+        yield data[start : start + (1 << 16)]
+
+
+def test_a_pass_that_can_not_be_read_keeps_nothing_waiting(opened: Led) -> None:
+    def sent(number: int, content: Callable[[bytes], Any], status: int) -> str:
+        given = pass_request()
+        given.model_id, given.seq_id = opened.model, number
+        made = content(given.SerializeToString())
+        answer = opened.asks.post("forward_backward", content=made, headers=PROTOBUF)
+        assert opened.answered(number, asks.Nothing()) == asks.Nothing()
+        return said(answer, status)["error"]["message"]  # type: ignore[no-any-return]
+
+    assert "must be protobuf" in sent(1, lambda data: data[:-1], 400)
+    too_large = f"the body must have at most {MAX_BODY_BYTES} bytes"
+    assert sent(2, lambda data: data + bytes(MAX_BODY_BYTES), 413) == too_large
+    assert sent(3, lambda data: sent_in_chunks(data + bytes(MAX_BODY_BYTES)), 413) == too_large
+
+
+@pytest.mark.parametrize(
+    ("begun", "found"),
+    [
+        (b"\x0a\x03a:b\x10\x01", ("a:b", 1)),
+        (b"\x0a\x03a:b\x10\xac\x02\x1a", ("a:b", 300)),
+        (b"\x0a\x04a:b\x10\x01", None),  # the name is longer
+        (b"\x0a\x03a:b\x10\x81", None),  # the number goes on
+        (b"\x10\x01\x0a\x03a:b", None),
+        (b"", None),
+    ],
+)
+def test_the_beginning_of_a_pass_names_its_model_and_its_number(begun: bytes, found: Any) -> None:
+    head = head_of(begun)
+    assert (head and (head.model_id, head.seq_id)) == found
+
+
+def test_what_waits_for_a_request_that_has_not_come_says_so(
+    opened: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(opened.asked("optim_step", 1))
+    opened.answered(1, asks.Stepped(1.0))
+    third, fourth = (said(opened.asked("optim_step", number))["request_id"] for number in (3, 4))
+    assert opened.retrieve(fourth).status_code == 408
+    monkeypatch.setattr(training, "GAP_S", 0.0)
+    for number, request in ((3, third), (4, fourth)):
+        message = f"seq_id = {number}: waits for 2, which has not come: begin a new model"
+        assert said(opened.retrieve(request)) == {"error": message, "category": "user"}
+    said(opened.asked("optim_step", 2))
+    assert opened.retrieve(fourth).status_code == 408
 
 
 def test_bad_data_is_refused_by_its_place(opened: Led) -> None:
