@@ -11,20 +11,26 @@ from python_backends.streams.stream import Stream
 from python_backends.watching.metrics import Metrics
 
 S = 1_000_000_000
+MOST_ADAPTERS = 256  # names, which jobs may have given: requests with others are counted together
+OTHER = "other"
 
 
 class StreamMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._adapters: set[str] = set()
 
     def refused(self) -> None:
         self._count_outcome("refused")
 
     def accepted(self, stream: Stream) -> None:
         self._metrics.count("gapless_prompt_tokens_total", len(stream.request.prompt))
-        adapter = stream.request.adapter.full_name
+        adapter = stream.request.adapter.name
         if adapter:
-            self._metrics.count("gapless_adapter_requests_total", labels=(("adapter", adapter),))
+            if len(self._adapters) < MOST_ADAPTERS:
+                self._adapters.add(adapter)
+            named = adapter if adapter in self._adapters else OTHER
+            self._metrics.count("gapless_adapter_requests_total", labels=(("adapter", named),))
 
     def found_prefix(self, num_tokens: int) -> None:
         self._metrics.count("gapless_prefix_hit_tokens_total", num_tokens)

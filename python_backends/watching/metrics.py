@@ -55,7 +55,7 @@ COUNTERS = {
     ),
     "gapless_evictions_total": "Sequences evicted because no KV blocks were free",
     "gapless_prompt_tokens_total": "Prompt tokens of accepted requests",
-    "gapless_adapter_requests_total": "Requests accepted with a LoRA adapter, by adapter and version",
+    "gapless_adapter_requests_total": "Requests accepted with a LoRA adapter, by its name",
     "gapless_prefix_hit_tokens_total": "Prompt tokens found in kept KV blocks",
     "gapless_requests_total": (
         "Requests ended, by outcome. refused: too many were open or queued; see gapless_refused_at_door_total"

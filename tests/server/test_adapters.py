@@ -140,9 +140,7 @@ def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless, d
 
 def test_an_adapter_is_asked_for_by_its_number(gapless: Gapless) -> None:
     assert text(gapless, lora_task_id=7) == text(gapless, lora_name="7")
-    metrics = gapless.metrics()
-    (served,) = (name for name in metrics if name.startswith('gapless_adapter_requests_total{adapter="7@'))
-    assert metrics[served] >= 2
+    assert gapless.metrics()['gapless_adapter_requests_total{adapter="7"}'] >= 2
 
 
 @pytest.mark.parametrize("name", ["jokes", "law@3", "../law", "broken"])
