@@ -50,6 +50,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "return_tokens_as_token_ids": (False,),
 }
+# the same, of fields that only chats take: a completion would come back without what they ask for
+ONLY_OF_CHATS: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+}
 ALIKE = 0.85  # a name as similar as this is a known one, misspelt
 MAX_NAMES_LOGGED = 100
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
@@ -96,6 +102,10 @@ def _converted(given: dict[str, Any], kind: type[S]) -> S:
 def _check_other(name: str, value: Any, known: frozenset[str]) -> None:
     """Of a field that is not taken. Raises ProblemError."""
     if name in IGNORED:
+        return
+    if name in ONLY_OF_CHATS:
+        if value is not None and value not in ONLY_OF_CHATS[name]:
+            raise refused(name, ": only chats have it; leave it out", "unsupported_value")
         return
     if name in REFUSED:
         if value is not None and value not in REFUSED[name]:

@@ -126,7 +126,10 @@ def test_ports_are_those_of_the_settings_and_tritons_are_closed(overlay: str) ->
     assert read("base/service.yaml")["spec"]["ports"] == [
         {"name": "front", "port": settings.front.port, "targetPort": "front"}
     ]
-    (rule,) = read("base/network-policy.yaml")["spec"]["ingress"]
+    policy = read("base/network-policy.yaml")["spec"]
+    (labels,) = read("base/kustomization.yaml")["labels"]
+    assert policy["podSelector"]["matchLabels"] == labels["pairs"], "it would close other pods' ports, too"
+    (rule,) = policy["ingress"]
     assert {each["port"] for each in rule["ports"]} == set(ports)
     annotations = read("base/stateful-set.yaml")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(settings.server.metrics_port)
@@ -169,6 +172,8 @@ def test_what_is_rendered_follows_the_schemas(overlay: str) -> None:
     parts = list(yaml.safe_load_all(done.stdout))
     (pods,) = [part["spec"]["template"] for part in parts if part["kind"] == "StatefulSet"]
     (settings,) = [part for part in parts if part["kind"] == "ConfigMap"]
+    (policy,) = [part for part in parts if part["kind"] == "NetworkPolicy"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
     assert settings["data"] == environment_of(overlay)
     assert pods["spec"]["containers"][0]["envFrom"][0]["configMapRef"]["name"] == settings["metadata"]["name"]
     schemas = pytest.importorskip("kubernetes_validate", reason="build/set-up kubernetes brings the schemas")

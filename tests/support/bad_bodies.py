@@ -61,6 +61,9 @@ FIELDS: list[Field] = [
     (COMPLETION, {"prompt": ["x"] * 1025}),
     (COMPLETION, {"prompt": "x", "n": 129}),
     (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": -1}),
+    (COMPLETION, {"response_format": {"type": "json_object"}, "prompt": "x"}),
+    (COMPLETION, {"tools": [{"type": "function", "function": {"name": "f"}}], "prompt": "x"}),
+    *((COMPLETION, {"tool_choice": choice, "prompt": "x"}) for choice in ("required", {"type": "function"})),
     *_each(RESPONSE, "input", 1, {}, [1], [None]),
     (RESPONSE, {"input": "x", "previous_response_id": "resp_1"}),
     *(

@@ -57,6 +57,17 @@ def test_a_prompt_is_a_text_or_ids_or_several(
     assert usage == whole.usage
 
 
+def test_fields_of_chats_that_ask_for_nothing_are_taken(front: Front, ensemble: Ensemble) -> None:
+    nothing = {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"}
+    assert post(front, "/v1/completions", prompt="a", **nothing)[0] == 200
+    nothing = {"response_format": None, "tools": None, "tool_choice": "none"}
+    assert post(front, "/v1/completions", prompt="a", **nothing)[0] == 200
+    wanted = {"type": "json_object"}
+    status, said = post(front, "/v1/completions", prompt="a", response_format=wanted)
+    assert (status, said["error"]["param"]) == (400, "response_format")
+    assert len(ensemble.asked) == 2
+
+
 def test_choices_of_the_first_prompt_come_first(sdk: openai.OpenAI, ensemble: Ensemble) -> None:
     whole = sdk.completions.create(model="toy", prompt=["a", "b"], n=2, seed=5, echo=True)
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
