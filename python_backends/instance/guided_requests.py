@@ -6,6 +6,7 @@ Owns what is under way. Called by the loop, which the threads wake.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -18,6 +19,8 @@ from python_backends.nouns.request import Ids, Request
 from python_backends.scheduling.guides import MOST_MISSING
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
+
+log = logging.getLogger("gapless.instance")
 
 Life = tuple[int, int]  # a request, and its epoch
 
@@ -77,8 +80,9 @@ class GuidedRequests:
         for (request_id, request_epoch), future in done.items():
             del self._preparing[request_id, request_epoch]
             error = future.exception()
-            if error is not None and not isinstance(error, GuideError):
-                raise error
+            if error is not None and not isinstance(error, GuideError):  # a fault of ours
+                log.error("request %d: its guide could not be prepared", request_id, exc_info=error)
+                error = GuideError("could not be prepared; the server's log says more")
             if error is not None and scheduler.cancel(request_id, request_epoch):
                 failed.append(Failed(request_id, f"guided_decoding_guide: {error}", request_epoch))
         if done:

@@ -18,6 +18,7 @@ import pytest
 from python_backends.guides.grammars import grammar_of
 from python_backends.guides.guides import MOST_KEPT, Guides
 from python_backends.guides.matcher import Matcher
+from python_backends.guides.prepared import Followed
 from python_backends.guides.vocabulary import Vocabulary
 from python_backends.instance.build import build, start_guides
 from python_backends.instance.guided_requests import GuidedRequests
@@ -138,6 +139,27 @@ def test_a_guide_that_can_not_be_compiled_fails_its_request_alone() -> None:
     (failed,) = slow.failed
     assert (failed.request_id, failed.request_epoch) == (1, 0)
     assert failed.error.startswith("guided_decoding_guide: ")
+
+
+def test_a_fault_while_a_guide_is_prepared_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare = Guides._prepare
+
+    def faulty(guides: Guides, followed: Followed) -> None:
+        if followed.grammar == faulty_one.request.sampling.grammar:
+            raise MemoryError("no memory is left")
+        prepare(guides, followed)
+
+    monkeypatch.setattr(Guides, "_prepare", faulty)
+    faulty_one = ask(1, "[0-9]{3}")
+    slow = Slow([faulty_one, ask(2), submit(3, 5, max_tokens=9)])
+    slow.opened.set()
+    slow.turns(lambda: slow.link.num_ended == 2)
+    assert slow.failed == [
+        Failed(1, "guided_decoding_guide: could not be prepared; the server's log says more", 0)
+    ]
+    assert "no memory is left" in caplog.text
 
 
 def test_delivered_tokens_that_do_not_follow_the_guide_fail_their_request_alone() -> None:
