@@ -37,7 +37,7 @@ class Answering(ABC):
     def __init__(self, ask: Ask, questions: Sequence[Question], model: Model, client: Asker) -> None:
         self._ask = ask
         self._is_streamed = bool(ask.stream)
-        self._came = answers(client, questions, self._is_streamed)
+        self._came = answers(client, questions, self._is_streamed, ask.num_choices)
         self._usage = Usage(ask.num_choices)
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(ID_BYTES)}",

@@ -20,6 +20,11 @@ LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)
 
 
+def is_lost(error: GaplessError) -> bool:
+    """Whether a server ended that had the request, or a part of it did."""
+    return isinstance(error, UnavailableError) and not error.code and not UNREACHED.search(str(error))
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long an answer waits for the server. `is_up` says whether Triton and its models answer, as the

@@ -17,7 +17,7 @@ from client.errors import GaplessError, UnavailableError
 from client.parameters import Parameters
 from client.retries import Retries
 from client.wire import Piece, Prompt, request_message
-from front.attempts import Attempts, Patience
+from front.attempts import Attempts, Patience, is_lost
 from front.record import current
 
 T = TypeVar("T")
@@ -63,20 +63,14 @@ class LastingClient(AsyncClient):
                         yield piece if is_same else replace(piece, num_cached_tokens=num_cached)
                 return
             except GaplessError as error:
+                current().num_lost += is_lost(error)
                 await attempts.wait_after(error)
 
     def _asked(self, prompt: Prompt, parameters: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """One attempt, under the name of the HTTP request."""
         request = request_message(prompt, True, parameters)
         request.id = current().request_id
-        return self._noted(self._pieces(request))
-
-    async def _noted(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-        async with contextlib.aclosing(pieces) as all_pieces:
-            last_s = 0.0
-            async for piece in all_pieces:
-                last_s = current().came(piece, last_s)
-                yield piece
+        return self._pieces(request)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

@@ -25,20 +25,24 @@ class Record:
     status: int = 0  # 0: nothing was sent
     is_whole: bool = False  # its answer was sent to the end
     first_token_s: float = 0.0  # 0: none came
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens, and of these cached ones
     num_output_tokens: int = 0
+    num_lost: int = 0  # attempts that ended with their server
     finish_reasons: list[str] = field(default_factory=list)  # of its choices
     gap: Callable[[float, int], object] = lambda _seconds, _tokens: None  # told of the time between pieces
 
-    def came(self, piece: Piece, last_s: float) -> float:
-        """A piece came of one of its answers, whose last piece with tokens came at `last_s` (0: none did).
-        Returns when the last one with tokens came.
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(tokens for tokens, _ in self.prompts.values())
+
+    def came(self, prompt: int, piece: Piece, last_s: float) -> float:
+        """A piece came of an answer to the prompt of this number; the answer's last piece with tokens came at
+        `last_s` (0: none did). Returns when the last one with tokens came.
         """
         now_s, num_tokens = time.monotonic(), piece.num_output_tokens or 0
-        if not self.num_prompt_tokens:  # a later attempt finds more in the cache
-            self.num_prompt_tokens = piece.num_input_tokens or 0
-            self.num_cached_tokens = piece.num_cached_tokens or 0
+        # another answer finds more in the cache: what the first one left there
+        self.prompts.setdefault(prompt, (piece.num_input_tokens or 0, piece.num_cached_tokens or 0))
         self.num_output_tokens += num_tokens
         if piece.finish_reason:
             self.finish_reasons.append(piece.finish_reason)
@@ -65,7 +69,7 @@ class Record:
             said |= {
                 "first_token_s": round(self.first_token_s - self.began_s, 3) if self.first_token_s else None,
                 "prompt_tokens": self.num_prompt_tokens,
-                "cached_tokens": self.num_cached_tokens,
+                "cached_tokens": sum(cached for _, cached in self.prompts.values()),
                 "output_tokens": self.num_output_tokens,
                 "finish": self.finish_reasons,
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from starlette.types import Message
 
 from front.batches.store import Line
 from front.errors import ProblemError, refused
-from front.record import CURRENT, Record
+from front.record import CURRENT, Record, current
 from front.responses import INSIDE
 
 log = logging.getLogger("gapless.front")
@@ -22,6 +23,11 @@ log = logging.getLogger("gapless.front")
 LEAST = (1 << 31) - 1  # OpenAI's clients' priority: smaller goes first
 AGAIN = (429, 503)  # the server has no place for it now, or is started again
 AGAIN_S = 1.0
+# times that a request is asked, attempts and all, while the server ends
+MOST_LOST = 3
+LOST = ProblemError(
+    500, f"the server ended {MOST_LOST} times while it had this request", "failed", kind="server_error"
+)
 
 
 class Asked:
@@ -29,18 +35,34 @@ class Asked:
 
     def __init__(self, answer: Callable[[bytes], Response]) -> None:
         self._answer = answer
+        self._alone = asyncio.Lock()
 
     async def entry(self, line: Line) -> tuple[bool, dict[str, Any]]:
         """Returns whether it was answered, and its line in the file of answers, or of errors."""
         request_id = secrets.token_hex(16)
         CURRENT.set(Record(request_id=request_id))
-        while True:
-            status, body = await self._sent(line)
-            if status not in AGAIN:
-                break
-            await asyncio.sleep(AGAIN_S)
+        status, body = await self._asked(line)
         response = {"status_code": status, "request_id": request_id, "body": msgspec.json.decode(body)}
         return status == 200, entry_of(line, response, None)
+
+    async def _asked(self, line: Line) -> tuple[int, bytes]:
+        """Again while the server has no place for it, or is started again. Of the requests that it had when
+        it ended, one is asked at a time: which of them ends it shows then.
+        """
+        num_lost = 0
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                lost_before = current().num_lost
+                status, body = await self._sent(line)
+                if status not in AGAIN:
+                    return status, body
+                if current().num_lost > lost_before:
+                    num_lost += 1
+                    if num_lost == 1:
+                        await stack.enter_async_context(self._alone)
+                    if num_lost == MOST_LOST:
+                        return LOST.status, msgspec.json.encode(LOST.body)
+                await asyncio.sleep(AGAIN_S)
 
     async def _sent(self, line: Line) -> tuple[int, bytes]:
         try:

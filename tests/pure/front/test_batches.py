@@ -10,14 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import msgspec
 import openai
 import pytest
+from starlette.responses import Response
 
-from front.batches import pace, work
+from front.batches import answering, pace, work
+from front.batches.answering import Asked
 from front.batches.pace import Pace
+from front.batches.store import Line
 from front.files.store import Files
 from front.keys import Keys
-from tests.support.ensemble import Ensemble, Front
+from front.record import current
+from tests.pure.front.conftest import ANSWER
+from tests.support.ensemble import Ensemble, Front, inputs_of
 from tests.support.status import Scheduler, instance, request, status
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -127,6 +134,81 @@ def test_a_request_without_a_place_in_the_queue_is_asked_again(
     batch = ended(sdk, created(sdk, line(0), line(1)).id)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 0)
     assert len(ensemble.asked) > 2
+
+
+class Killed(Ensemble):
+    """Ends whenever it is asked for this prompt, with all that it answers then."""
+
+    prompt = "prompt 1"
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        """As Triton's service."""
+        request = next(requests)
+        if inputs_of(request)["text_input"] == self.prompt:
+            self.asked.append({})
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        yield from super().ModelStreamInfer(iter([request]), context)
+
+
+def test_a_request_that_ends_the_server_each_time_is_not_asked_again_and_again(
+    model: Path, tmp_path: Path, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "AGAIN_S", 0.01)
+    ensemble = Killed(ANSWER)
+    made = Front(ensemble, model, tmp_path, Keys(()))
+    with openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as sdk:
+        batch = ended(sdk, created(sdk, *map(line, range(4))).id)
+        (failed,) = lines_of(sdk, batch.error_file_id).values()
+    made.close()
+    assert (batch.status, batch.request_counts.completed, failed["custom_id"]) == ("completed", 3, "1")
+    assert failed["response"]["status_code"] == 500
+    assert failed["response"]["body"] == answering.LOST.body
+    assert ensemble.asked.count({}) == answering.MOST_LOST
+
+
+@pytest.mark.parametrize(
+    "says", ["failed to connect: it is not ready", "the server is shutting down [shutting_down]"]
+)
+def test_requests_of_a_batch_wait_for_a_server_that_is_not_there(
+    sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    monkeypatch.setattr(answering, "AGAIN_S", 0.01)
+    ensemble.errors = [says] * (2 * answering.MOST_LOST)
+    batch = ended(sdk, created(sdk, line(0)).id)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 0)
+
+
+def test_requests_that_a_server_had_when_it_ended_are_asked_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the one that ends it takes no other one along."""
+    monkeypatch.setattr(answering, "AGAIN_S", 0.0)
+    num_open = 0
+
+    class Answer(Response):
+        def __init__(self, body: bytes) -> None:
+            super().__init__()
+            self._kills = b"kill" in body
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            nonlocal num_open
+            num_open += 1
+            begins_alone = num_open == 1
+            await asyncio.sleep(0.01)
+            is_lost = self._kills or not begins_alone or num_open > 1
+            num_open -= 1
+            current().num_lost += is_lost
+            await send({"status": 503 if is_lost else 200})
+            await send({"body": b"{}"})
+
+    async def entries() -> list[tuple[bool, dict[str, Any]]]:
+        asked = Asked(Answer)
+        bodies = (b'{"prompt": "a"}', b'{"prompt": "kill"}', b'{"prompt": "b"}')
+        lines = [Line(f"{i}", msgspec.Raw(body)) for i, body in enumerate(bodies)]
+        return await asyncio.gather(*(asyncio.create_task(asked.entry(each)) for each in lines))
+
+    found = asyncio.run(entries())
+    assert [is_answered for is_answered, _ in found] == [True, False, True]
 
 
 def test_after_a_restart_the_front_goes_on_where_it_was(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -17,10 +17,13 @@ from client.errors import FailedError, GaplessError, RefusedError, UnavailableEr
 from client.retries import Retries
 from client.wire import Piece, request_message
 from front import attempts
+from front.answers import answers
 from front.attempts import Patience
 from front.lasting import LastingClient
+from front.record import CURRENT, Record
 from tests.support.ensemble import Ensemble, inputs_of, response
 
+T = TypeVar("T")
 TOKENS = tuple(range(20, 29))
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
@@ -75,21 +78,39 @@ class World:
         return self.num_looks > self.looks_away
 
     def pieces(self, ensemble: Ensemble, is_streamed: bool = True) -> list[Piece]:
+        return self._asked(ensemble, lambda client: _pieces(client, is_streamed))
+
+    def record(self, ensemble: Ensemble) -> Record:
+        """Of a request with two answers."""
+        CURRENT.set(record := Record())
+        self._asked(ensemble, _noted)
+        return record
+
+    def _asked(self, ensemble: Ensemble, ask: Callable[[LastingClient], Coroutine[Any, Any, T]]) -> T:
         server = grpc.server(futures.ThreadPoolExecutor(4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            return asyncio.run(self._ask(f"127.0.0.1:{port}", is_streamed))
+            return asyncio.run(self._with_client(f"127.0.0.1:{port}", ask))
         finally:
             server.stop(0)
 
-    async def _ask(self, url: str, is_streamed: bool) -> list[Piece]:
+    async def _with_client(self, url: str, ask: Callable[[LastingClient], Coroutine[Any, Any, T]]) -> T:
         patience = Patience(self.is_up, lambda: self.is_ending, self.longest_s)
         async with LastingClient(url, patience) as client:
-            if is_streamed:
-                return [piece async for piece in client.stream("go on", seed=3)]
-            return [await client.generate("go on", seed=3)]
+            return await ask(client)
+
+
+async def _pieces(client: LastingClient, is_streamed: bool) -> list[Piece]:
+    if is_streamed:
+        return [piece async for piece in client.stream("go on", seed=3)]
+    return [await client.generate("go on", seed=3)]
+
+
+async def _noted(client: LastingClient) -> None:
+    async for _ in answers(client, [("go on", {"seed": seed}) for seed in range(2)], True, num_choices=2):
+        pass
 
 
 @pytest.fixture
@@ -115,6 +136,12 @@ def test_so_does_one_that_the_server_took_for_left(world: World) -> None:
     assert "".join(piece.text for piece in pieces) == "".join(f"{token} " for token in TOKENS)
     assert pieces[-1].finish_reason == "length"
     assert [asked.get("delivered_ids") for asked in ensemble.asked] == [None, TOKENS[:4]]
+
+
+def test_each_token_of_an_answer_that_went_on_is_counted_once(world: World) -> None:
+    record = world.record(Mortal(num_deaths=2, cancels=True))
+    assert (record.num_prompt_tokens, record.num_output_tokens) == (3, 2 * len(TOKENS))
+    assert record.finish_reasons == ["length", "length"]
 
 
 def test_so_does_a_whole_answer(world: World) -> None:

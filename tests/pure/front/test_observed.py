@@ -99,6 +99,22 @@ def test_each_request_has_one_line_of_json_without_its_text(
     assert "readAll" not in caplog.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_prompt_of_a_request_counts_once(
+    front: Front, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    body = {"model": "toy", "prompt": ["a", "a", "b"], "n": 2, "stream": stream}
+    with caplog.at_level(logging.INFO, "gapless.requests"):
+        ask(front, "/v1/completions", body)
+        while not caplog.messages:
+            time.sleep(0.01)
+    line = json.loads(caplog.messages[0])
+    assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (42, 24, 30)
+    assert line["finish"] == ["stop"] * 6
+    _, numbers = read(ask(front, "/metrics")[2].decode())
+    assert numbers['gapless_front_prompt_tokens_total{model_name="toy"}'] == 42
+
+
 def test_a_full_queue_says_when_it_is_expected_to_be_drained(
     front: Front, ensemble: Ensemble, scheduler: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +216,7 @@ def test_several_processes_have_one_page_of_metrics() -> None:
     made = []
     for number in range(2):
         metrics = FrontMetrics()
-        record = Record(route="/", status=200, num_prompt_tokens=3, finish_reasons=["stop"])
+        record = Record(route="/", status=200, prompts={0: (3, 0)}, finish_reasons=["stop"])
         metrics.ended(record, 1.0 + number)
         made.append(SharedMetrics(metrics, board, number, 2))
         made[-1].beat()
