@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from front.errors import ProblemError
-from python_backends.engine.adapter_directory import NAME, numbered
+from python_backends.engine.adapter_directory import CONFIG, NAME, numbered
 from python_backends.finetuning.jobs import all_jobs
 
 
@@ -15,18 +15,25 @@ def remove_adapter(asked: str, adapters: Path | None, jobs: Path) -> None:
     `jobs` has made it.
     """
     name, at, number = asked.partition("@")
-    found = numbered(adapters / name) if adapters is not None and NAME.fullmatch(name) else []
+    directory = adapters / name if adapters is not None and NAME.fullmatch(name) else None
+    found = numbered(directory) if directory is not None else []
     versions = [path for path in found if not at or number == path.name]
     if not versions:
-        said = f"model = {asked[:64]!r}: there is no such adapter with versions"
+        if directory is not None and (directory / CONFIG).exists():
+            raise _not_made(name)  # jobs make versions alone
+        said = f"model = {asked[:64]!r}: there is no such adapter"
         raise ProblemError(404, said, "model_not_found", "model")
     made = set[str]().union(*(job.adapters for job in all_jobs(jobs)))
     for version in versions:
         if f"{name}@{version.name}" not in made:
-            said = "no job of this server has made it; take it out of adapters.directory"
-            raise ProblemError(403, f"{name}@{version.name}: {said}", "not_removable", "model")
+            raise _not_made(f"{name}@{version.name}")
     for version in versions:
         _remove(version)
+
+
+def _not_made(adapter: str) -> ProblemError:
+    said = "no job of this server has made it; take it out of adapters.directory"
+    return ProblemError(403, f"{adapter}: {said}", "not_removable", "model")
 
 
 def _remove(version: Path) -> None:

@@ -217,6 +217,9 @@ def test_the_model_of_a_job_is_removed_and_its_number_is_not_used_again(
     for name in ("law@", "law@2", "law@3", "...", "law@0", "law@1@1"):
         with pytest.raises(openai.NotFoundError):
             trains.models.delete(name)
+    write_adapter(tmp_path / "adapters/poems")
+    with pytest.raises(openai.PermissionDeniedError, match="poems: no job of this server has made it"):
+        trains.models.delete("poems")
     with pytest.raises(openai.PermissionDeniedError, match=f"{NAME} is the model that is served"):
         trains.models.delete(NAME)
     assert len(list((law / "1").iterdir())) == 2
