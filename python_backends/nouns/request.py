@@ -246,7 +246,7 @@ class WaitReason(StrEnum):
     """Why a request that was accepted has no slot. `gapless_waiting` on /metrics counts them by it."""
 
     NO_INSTANCE = "no_instance"  # none is ready
-    TRIAL = "trial"  # an instance has crashed twice under some requests: each of these runs alone for a while
+    TRIAL = "trial"  # an instance has crashed under some requests: these run apart, or alone, for a while
     STEP = "step"  # it gets its slot with the next step
     SLOT = "slot"  # all slots are taken
     ADAPTER = "adapter"  # its LoRA adapter is not loaded yet

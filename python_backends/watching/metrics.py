@@ -21,9 +21,7 @@ Labels = tuple[tuple[str, str], ...]
 GAUGES = {
     "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
-    "gapless_waiting": (
-        "The same by the reason: no_instance, trial, step, slot, adapter, memory (docs/waiting.md)"
-    ),
+    "gapless_waiting": f"The same by the reason: {', '.join(WaitReason)} (docs/waiting.md)",
     "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
     "gapless_slots_busy": "Slots in use",
     "gapless_slots_total": "Slots of the decode batch",

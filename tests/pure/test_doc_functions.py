@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from python_backends.nouns.load import LATE_CAUSES
+from python_backends.nouns.request import WaitReason
 from python_backends.watching.metrics import ALL_LATE_CAUSES, COUNTERS, GAUGES, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,12 @@ def test_the_causes_of_the_counter_are_rows_of_the_page() -> None:
     assert [label for label in labels if label] == list(ALL_LATE_CAUSES)
     formula = PAGE[PAGE.index("```") : PAGE.rindex("```")]
     assert all(cause in formula for cause in LATE_CAUSES if cause != "evicted")
+
+
+def test_the_reasons_of_waiting_are_rows_of_its_page_and_in_the_help_of_its_metric() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/waiting.md").read_text(), re.MULTILINE)
+    assert rows == list(WaitReason)
+    assert ", ".join(WaitReason) in GAUGES["gapless_waiting"]
 
 
 def test_trace_spans_that_the_page_names_are_made() -> None:
