@@ -8,7 +8,8 @@ them in this process.
     gapless finetune list | show JOB | events JOB | cancel JOB | tokens FILE
     gapless finetune export JOB DIRECTORY [--step 40]
 
-The server must have the same model.directory and finetuning.directory. It trains if it was started with
+The server must have the same model.directory and finetuning.directory, and, for the name of a served adapter
+in --from, adapters.directory. It trains if it was started with
 `gapless serve --set adapters.directory=adapters`. A job of --alone that was killed goes on with --resume; one
 of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
 """

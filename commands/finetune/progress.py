@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from tqdm import tqdm
@@ -57,10 +58,11 @@ def watch(job: Job) -> Job:
 
 
 def plot(job: Job) -> None:
-    """The loss by step, in `loss.svg` of the job's directory; nothing where matplotlib is not installed."""
+    """The loss by step, in `loss.svg` of the job's directory; says so where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
+        print("no picture of the loss: `pip install matplotlib` brings what draws it", file=sys.stderr)
         return
     lines = job.losses
     figure = Figure(figsize=(7, 4))

@@ -8,12 +8,14 @@ import json
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from commands.finetune.progress import plot
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.files import append_line, read_lines
@@ -182,3 +184,13 @@ def test_examples_are_read_as_they_were_written_and_checked_by_number(tmp_path: 
         read.check(most_tokens=5, vocabulary=6)
     with pytest.raises(ValueError, match="example 1 has tokens outside of the vocabulary of 5"):
         read.check(most_tokens=6, vocabulary=5)
+
+
+def test_without_matplotlib_a_line_says_that_there_is_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = new_job(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plot(job)
+    assert "no picture of the loss: `pip install matplotlib`" in capsys.readouterr().err
+    assert not (job.directory / "loss.svg").exists()
