@@ -38,6 +38,14 @@ def test_only_the_server_is_up_by_default() -> None:
     }
 
 
+def test_the_command_that_ends_all_names_every_profile() -> None:
+    (line,) = re.findall(
+        r"^docker compose (.*) down\b", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+    )
+    named = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    assert line == " ".join(f"--profile {each}" for each in sorted(named))
+
+
 @each_service
 def test_ports_are_published_on_this_host_only_and_no_two_are_the_same(name: str) -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]

@@ -4,14 +4,18 @@ name exist.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import subprocess
+import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 from python_backends.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVING = ("python_backends", "front", "client", "commands")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 NAMED = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg|png)")
@@ -124,6 +128,14 @@ def unknown(text: str) -> list[str]:
     return missing + [f"make {name}" for name in named if name not in targets]
 
 
+def test_commands_of_pages_name_the_environment_of_the_project() -> None:
+    """Those of TensorRT-LLM are for NVIDIA's image, which has its own."""
+    pages = [page for page in TODAYS if page.parent in (ROOT, ROOT / "docs", ROOT / "docs/how-to")]
+    bare = re.compile(r"(?<![\w./])python -m .*|(?<!-m )\bpytest tests.*")
+    found = {str(page): names for page in pages if (names := bare.findall(page.read_text()))}
+    assert found.keys() == {str(ROOT / "docs/tensorrt_llm.md")}, found
+
+
 def test_what_is_not_there_is_found() -> None:
     text = "`streams.max_open` `streams.most_open` `engine/kinds.py` `engine/sorts.py`\nmake test\nmake best"
     assert unknown(text) == ["engine/sorts.py", "streams.most_open", "make best"]
@@ -140,6 +152,47 @@ def test_the_rooms_that_use_a_dependency_are_there() -> None:
     ]
     assert set(rooms) - set(there) == set()
     assert rooms
+
+
+DISTRIBUTIONS = {  # where they have another name than their modules
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-sdk",
+    "python_multipart": "python-multipart",
+    "sentence_transformers": "sentence-transformers",
+    "sklearn": "scikit-learn",
+    "triton_python_backend_utils": "nvidia-pytriton",
+    "zmq": "pyzmq",
+}
+OF_AN_IMAGE = {"tensorrt_llm"}  # no lock has it: docs/tensorrt_llm.md
+
+
+def imported(path: Path) -> set[str]:
+    """Libraries that a file imports, by the names of their modules."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    ours = {*SERVING, "benchmarks", "build"}
+    return {name.split(".")[0] for name in names} - sys.stdlib_module_names - ours - OF_AN_IMAGE
+
+
+def is_at(place: str, path: Path) -> bool:
+    return fnmatch(f"/{path.relative_to(ROOT)}", f"*/{place.removesuffix('.py').rstrip('/')}[./]*")
+
+
+def test_each_library_has_a_row_that_names_the_rooms_that_import_it() -> None:
+    rows = [line.split("|")[1:-1] for line in (ROOT / "docs/dependencies.md").read_text().splitlines()]
+    rows = [row for row in rows if len(row) == 3]
+    missing = []
+    for path in tracked(*(f"{room}/*.py" for room in SERVING)):
+        for library in imported(path):
+            name = re.compile(rf"(?<![\w-]){DISTRIBUTIONS.get(library, library)}\b")
+            places = [where for what, _, where in rows if name.search(what)]
+            if not any("everywhere" in where for where in places) and not any(
+                is_at(place, path) for where in places for place in re.findall(r"`([^`]+)`", where)
+            ):
+                missing.append(f"{library}: {path.relative_to(ROOT)}")
+    assert missing == []
 
 
 def test_the_index_of_the_notebook_says_what_its_pages_say() -> None:
