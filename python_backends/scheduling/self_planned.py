@@ -26,7 +26,7 @@ from python_backends.scheduling.policies.fcfs import in_order
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence
-from python_backends.scheduling.state.view import Reserve
+from python_backends.scheduling.state.view import Reserve, View
 from python_backends.settings import SchedulingSettings
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
@@ -56,6 +56,10 @@ class CountingAllocator(Allocator):
     def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
         super().__init__(limits, reserve, grows_by_need)
         self._leaving: dict[Release, Ids] = {}
+
+    def view(self) -> View:
+        view, num_leaving = super().view(), sum(map(len, self._leaving.values()))
+        return replace(view, num_blocks=view.num_blocks - num_leaving)
 
     def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)

@@ -175,8 +175,9 @@ def test_what_a_copy_reads_is_not_used_again_before_it_is_given_back(model: Path
     source.run()
 
 
-def test_orca_does_not_admit_into_blocks_that_a_copy_still_reads(model: Path) -> None:
-    source, ask = Instance(model, blocks=26, policy="orca"), request(2, [4] * 60, max_tokens=30)
+@pytest.mark.parametrize("policy", ["orca", "ours"])
+def test_none_is_admitted_into_blocks_that_a_copy_still_reads(model: Path, policy: str) -> None:
+    source, ask = Instance(model, blocks=26, policy=policy), request(2, [4] * 60, max_tokens=30)
     source.submit(request(1, [3] * 40, max_tokens=20))
     turns(source, 5)
     lent = source.scheduler.handover.lend(running(source, 1), 0, 10)

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling
-from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.nouns.step import Admit, GatheredOutput, Release, StepOutput, StepPlan
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
+from python_backends.scheduling.self_planned import SelfPlannedScheduler
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
@@ -345,6 +347,38 @@ def test_limits_are_refused_at_construction(model: Path) -> None:
     limits = Instance(model).engine.limits.changed(num_slots=2)
     with pytest.raises(SettingsError, match=r"scheduling\.policy = .unknown."):
         SlotScheduler(limits, settings=SchedulingSettings("unknown"))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "orca", "ours"])
+@pytest.mark.parametrize(("slots", "blocks"), [(2, 64), (4, 16)])
+def test_what_an_engine_that_plans_its_own_steps_has_not_released_is_not_given_again(
+    policy: str, slots: int, blocks: int
+) -> None:
+    """Two requests have both slots, or all but two blocks, and one is cancelled."""
+    limits = ModelLimits(120, VOCAB, slots, blocks, block_tokens=4)
+    scheduler = SelfPlannedScheduler(limits, 8, SchedulingSettings(policy), reserve_max_tokens)
+    for number in range(4):
+        scheduler.submit(request(number, [number] * 8), NO_TOKENS)
+    admitted = []
+    for released in [(), (), (Release(0, 1),)]:
+        plan = scheduler.plan()
+        assert plan is not None
+        admitted.append([each.slot for each in plan.operations if isinstance(each, Admit)])
+        scheduler.cancel(0)
+        no_tokens = GatheredOutput(
+            plan.number,
+            NO_TOKENS,
+            np.zeros(0, np.uint8),
+            slots=NO_TOKENS,
+            slot_generations=NO_TOKENS,
+            released=released,
+        )
+        scheduler.apply(plan, no_tokens)
+        scheduler.check_integrity()
+    plan = scheduler.plan()
+    assert plan is not None
+    assert admitted == [[0, 1], [], []]
+    assert [each.slot for each in plan.operations if isinstance(each, Admit)] == [0]
 
 
 def test_a_prefix_whose_first_block_nobody_holds_is_reckoned_as_if_none_of_it_were_found() -> None:

@@ -179,11 +179,12 @@ class FutureMemory:
 
     def holds_all(self, waiting: list[Sequence]) -> bool:
         """Whether all running sequences and those `waiting` would fit if
-        every answer used all of its max_tokens.
+        every answer used all of its max_tokens. Blocks that only a copy still reads are for none of them.
         """
         limits = np.array([self._allocator.limit(sequence) for sequence in waiting], np.int64)
         most = np.concatenate([self._slots.limits[self._slots.live], limits])
-        return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
+        free = self._most_blocks - self._allocator.blocks.num_only_lent
+        return bool((-(-most // self._block_tokens)).sum() <= free)
 
     def forget(self) -> None:
         """Drops the curve until it is next computed."""

@@ -19,7 +19,7 @@ def algorithm_1(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
     admitted: list[Sequence] = []
     reserved = sum(map(view.max_blocks, view.running))
     for sequence in waiting:
-        if len(view.running) + len(admitted) == view.num_slots:
+        if len(admitted) == view.num_free_slots:
             break
         reserved += view.max_blocks(sequence)
         if reserved > view.num_blocks:

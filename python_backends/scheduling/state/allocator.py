@@ -54,7 +54,6 @@ class Allocator:
             blocks_needed=self._blocks_needed,
             max_blocks=lambda sequence: self.blocks.blocks_for(self.limit(sequence)),
             running=[*self.slots.running(), *self.slots.reserved.values()],
-            num_slots=self._limits.num_slots,
             num_blocks=self._limits.num_blocks - self.blocks.num_only_lent,
         )
 

@@ -19,8 +19,8 @@ class View:
     blocks_needed: Callable[[Sequence], int]  # blocks that admitting it would use or promise
     max_blocks: Callable[[Sequence], int]  # blocks that it holds if it uses all of max_tokens
     running: list[Sequence]  # and those for which a slot is kept
-    num_slots: int
-    num_blocks: int  # but for those that no sequence holds and a copy to another instance still reads
+    # but for those that no sequence holds and that a copy to another instance, or the engine, still reads
+    num_blocks: int
     # reserves its future memory; False: it does not fit
     try_reserve: Callable[[Sequence], bool] = lambda sequence: False
     # it has been passed over for too long: none may go before it
