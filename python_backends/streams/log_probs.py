@@ -76,6 +76,10 @@ class StreamLogProbs:
             np.array(self._top[first:], np.float32),
         )
 
+    def between(self, first: int, last: int) -> Floats:
+        """[last - first] of the tokens from `first` up to and without `last`."""
+        return np.array(self._chosen[first:last], np.float32)
+
     def sum(self, num_tokens: int) -> float:
         """Over the first `num_tokens` tokens."""
         return self._sums[num_tokens]

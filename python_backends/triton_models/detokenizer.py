@@ -20,7 +20,13 @@ from python_backends.linux.pauses import AwakeClock
 from python_backends.nouns.messages import reader
 from python_backends.nouns.request import LEAST_LOG_PROB, Feedback, Finish, Idle, Ids, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
+from python_backends.text.detokenize.detokenizer import (
+    Detokenizer,
+    Piece,
+    cum_log_prob,
+    new_log_probs,
+    num_new_tokens,
+)
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import (
     REFUSED,
@@ -212,7 +218,7 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
         count = num_new_tokens(window, piece)
         outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))
     if scores is not None:
-        outputs += _log_probs(window, scores)
+        outputs += _log_probs(window, piece, scores)
     elif window.wants_output_ids and (count := num_new_tokens(window, piece)):
         outputs.append(pb_utils.Tensor("output_ids", np.ascontiguousarray(_new_ids(window, count))))
     if window.prompt_ids is not None and window.prompt_log_probs is not None:
@@ -226,14 +232,13 @@ def _new_ids(window: TokenWindow, count: int) -> Ids:
     return window.tokens[None, None, first : first + count]
 
 
-def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
+def _log_probs(window: TokenWindow, piece: Piece, scores: LogProbs) -> list[Any]:
     """Of the tokens of this response, and the sum so far. An answer has one
     beam: the first dimension of each but the sum's.
     """
     count = len(scores.chosen)
-    tensors: dict[str, Any] = {
-        "cum_log_probs": np.array([window.cum_log_prob + scores.chosen.sum(dtype=np.float64)], np.float32)
-    }
+    total = cum_log_prob(window, piece, scores)
+    tensors: dict[str, Any] = {"cum_log_probs": np.array([total], np.float32)}
     if count:
         tensors["output_ids"] = _new_ids(window, count)[0]
         tensors["output_log_probs"] = scores.chosen[None]

@@ -12,7 +12,7 @@ import pytest
 from python_backends.nouns.request import Feedback, Finish, LogProbs, TokenWindow
 from python_backends.nouns.step import RowLogProbs, Tokens
 from python_backends.streams.log_probs import StreamLogProbs, TokenLogProbs
-from python_backends.text.detokenize.detokenizer import Piece, new_log_probs
+from python_backends.text.detokenize.detokenizer import Piece, cum_log_prob, new_log_probs
 from tests.support.stream_table import House, crash
 
 ASKS = {"log_probs": True, "num_top_log_probs": 2}
@@ -77,7 +77,7 @@ def test_each_goes_out_once_with_its_token_and_only_to_who_asked() -> None:
     assert all(window.log_probs is None for window in house.windows(3))
     last = house.windows(1)[-1]
     assert last.log_probs is not None
-    assert last.cum_log_prob == -0.5
+    assert cum_log_prob(last, Piece(""), last.log_probs) == -4.0
     assert last.log_probs.top_ids.tolist() == [10, 11, 10, 11]
     assert last.log_probs.top.tolist() == [-1.5, -2.5, -2.0, -3.0]
     assert [window.log_probs.num_top for window in house.windows(2) if window.log_probs] == [0, 0]
@@ -106,6 +106,27 @@ def test_a_stop_word_cuts_them_where_it_cuts_the_tokens() -> None:
     house.table.feedback(Feedback(1, 5, stopped_at=3))
     house.turn()
     assert house.chosen(1) == [0.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize("num_confirmed", [0, 12])
+def test_the_sum_ends_at_a_stop_word_in_a_window_that_is_not_confirmed(num_confirmed: int) -> None:
+    """The answer has ended by its length before the scheduler model hears of the stop word."""
+    house = Asking()
+    house.accept(1, sampling=ASKS, stop_words=("x",))
+    for index in range(14):
+        house.step((1, 0, index, -1.0))
+    house.turn()
+    if num_confirmed:
+        house.table.feedback(Feedback(1, num_confirmed))
+    house.step((1, 0, 14, -1.0), finish=Finish.LENGTH)
+    house.turn(ms=50)
+    last = house.windows(1)[-1]
+    assert (last.start > 0, last.num_sent) == (num_confirmed > 0, 14)
+    for stopped_at, total in ((0, -15.0), (13, -13.0), (14, -14.0), (15, -15.0)):
+        piece = Piece("", stopped_at)
+        new = new_log_probs(last, piece)
+        assert new is not None
+        assert cum_log_prob(last, piece, new) == total
 
 
 def test_an_engine_that_reports_none_gives_nan_in_their_place() -> None:

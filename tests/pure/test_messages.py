@@ -81,6 +81,7 @@ SCORES = RowLogProbs(
         REQUEST,
         TokenWindow(1, np.array([], np.int32), finish=Finish.STOP),
         TokenWindow(1, np.array([5], np.int32), log_probs=SCORES.values, cum_log_prob=-0.25),
+        TokenWindow(1, np.array([5], np.int32), sent_log_probs=np.array([-0.5], np.float32)),
         TokenWindow(
             1, np.array([5], np.int32), prompt_ids=np.array([7, 3], np.int32), prompt_log_probs=SCORES.values
         ),

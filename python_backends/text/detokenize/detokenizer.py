@@ -13,6 +13,8 @@ from codecs import utf_8_decode
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from python_backends.nouns.request import Finish, LogProbs, TokenWindow
 from python_backends.text.checkpoint import Checkpoint, as_checkpoint_error
 from python_backends.text.detokenize.stop_words import Stop, StopWords, Word, Written
@@ -80,6 +82,18 @@ def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
     if window.log_probs is None or not piece.stopped_at:
         return window.log_probs
     return window.log_probs.first(min(num_new_tokens(window, piece), len(window.log_probs.chosen)))
+
+
+def cum_log_prob(window: TokenWindow, piece: Piece, new: LogProbs) -> float:
+    """Returns the sum over the answer's tokens up to and including the one that completed a stop word, which
+    may be in an earlier window. `new`: what `new_log_probs` returns.
+    """
+    sent = window.sent_log_probs
+    if sent is None:
+        sent = new.chosen[:0]
+    elif piece.stopped_at:
+        sent = sent[: piece.stopped_at - window.start]
+    return window.cum_log_prob + float(sent.sum(dtype=np.float64) + new.chosen.sum(dtype=np.float64))
 
 
 def _num_passed(window: TokenWindow) -> int:

@@ -128,7 +128,8 @@ def test_log_probabilities_that_an_engine_does_not_tell_are_numbers(model: Any) 
     none = np.full(1, np.nan, np.float32)
     window = TokenWindow(1, np.array([65], np.int32))
     scores = LogProbs(none, np.array([-1], np.int32), none)
-    told = {tensor.name(): tensor.as_numpy() for tensor in detokenizer._log_probs(window, scores)}
+    tensors = detokenizer._log_probs(window, detokenizer.Piece(""), scores)
+    told = {tensor.name(): tensor.as_numpy() for tensor in tensors}
     assert [told[name].item() for name in ("output_log_probs", "cum_log_probs", "top_log_probs")] == 3 * [
         -9999
     ]
