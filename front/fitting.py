@@ -5,6 +5,8 @@ that the beginnings of two prompts of one conversation stay the same.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -16,6 +18,7 @@ from python_backends.text.door.chat_template import ChatTemplate
 
 MAX_TURNS = 4096  # of a longer chat nothing is changed: the ensemble says what its template leaves out
 BETWEEN = "\n\n"  # two messages that became one
+SHORT_ID = re.compile("[A-Za-z0-9]{9}")  # of a call, as Mistral's templates want it
 
 
 def fitted(turns: Sequence[Turn], template: ChatTemplate | None, has_tools: bool) -> list[Message]:
@@ -26,6 +29,8 @@ def fitted(turns: Sequence[Turn], template: ChatTemplate | None, has_tools: bool
         plain = [_with_calls_as_text(turn) for turn in plain]
     if template is not None and len(plain) <= MAX_TURNS:
         plain = _written(plain, template, has_tools)
+    if template is not None and not template.probe.takes_long_ids(has_tools):
+        plain = [_with_short_ids(turn) for turn in plain]
     names = {call.id: call.name for turn in plain for call in turn.calls}
     return [_message(turn, names) for turn in plain]
 
@@ -62,6 +67,18 @@ def _kinds(turns: Sequence[Turn]) -> tuple[str, ...]:
 def _with_calls_as_text(turn: Turn) -> Turn:
     texts = [turn.content] if turn.content else []
     return replace(turn, content="\n".join([*texts, *(call.text for call in turn.calls)]), calls=())
+
+
+def _with_short_ids(turn: Turn) -> Turn:
+    calls = tuple(replace(call, id=_short(call.id)) for call in turn.calls)
+    return replace(turn, calls=calls, call_id=_short(turn.call_id))
+
+
+def _short(call_id: str) -> str:
+    """The same of a call and of what it gave, and in each request."""
+    if SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _late_system_as_user(turns: list[Turn]) -> list[Turn]:

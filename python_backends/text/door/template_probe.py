@@ -46,6 +46,7 @@ class TemplateProbe:
         self._render = render
         self._kept = lru_cache(maxsize=256)(self._left_out)
         self._arguments = lru_cache(maxsize=2)(self._arguments_in)
+        self._long_ids = lru_cache(maxsize=2)(self._takes_long_ids)
         self._whole = lru_cache(maxsize=256)(self._writes_all)
 
     def left_out(self, roles: Roles, has_tools: bool = False) -> frozenset[int]:
@@ -78,6 +79,19 @@ class TemplateProbe:
             if {1, VALUE} <= _places(prompt):
                 return kind
         return ""
+
+    def takes_long_ids(self, has_tools: bool = False) -> bool:
+        """Whether a call may have any id. Mistral's templates refuse all but nine letters and digits."""
+        return self._long_ids(has_tools)
+
+    def _takes_long_ids(self, has_tools: bool) -> bool:
+        kind = self.arguments(has_tools)
+        messages = [_probe(0, "user"), _probe(1, CALL, kind, LONG_ID), _probe(2, "tool", call_id=LONG_ID)]
+        try:
+            self._render(messages, WITH_TOOL if has_tools else Extras())
+        except Exception:  # a template may raise anything
+            return not kind  # where no calls are written, no ids are
+        return True
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -122,17 +136,18 @@ VALUE = 1_000_000  # the probe in a call's arguments: no chat is so long
 _SCHEMA = {"parameters": {"type": "object", "properties": {}, "required": []}}
 _TOOL = {"type": "function", "function": {"name": f"qz{VALUE}x", "description": "", **_SCHEMA}}
 WITH_TOOL = Extras(tools=(_TOOL,))
+ID, LONG_ID = "call00000", "call_0000000000"  # of calls
 
 
-def _probe(i: int, role: str, arguments: str = "") -> dict[str, Any]:
+def _probe(i: int, role: str, arguments: str = "", call_id: str = ID) -> dict[str, Any]:
     """The message at place i. `arguments`: how those of a call are written; empty: as nothing."""
     if role == "tool":
-        return {"role": role, "content": f"qz{i}x", "tool_call_id": "call00000", "name": "tool"}
+        return {"role": role, "content": f"qz{i}x", "tool_call_id": call_id, "name": "tool"}
     if role != CALL:
         return {"role": role, "content": f"qz{i}x"}
     given: Any = {"value": f"qz{VALUE}x"}
     function = {"name": f"qz{i}x", "arguments": json.dumps(given) if arguments == TEXT else given}
-    call = {"id": "call00000", "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 

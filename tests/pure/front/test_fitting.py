@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from front.fitting import fitted
@@ -76,6 +78,32 @@ def test_calls_stay_calls_where_the_template_writes_them(source: str) -> None:
         "content": "a",
         "tool_calls": [call],
     }
+
+
+NINE = (  # as Mistral's
+    "{% for m in messages %}"
+    "{% for id in m.tool_calls | map(attribute='id') | list + [m.tool_call_id] if id %}"
+    "{% if id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ id }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("given", ["a1b2C3d4E", "call_" + "a" * 24, "toolu_1", "call-0000", ""])
+def test_ids_of_calls_are_shortened_where_the_template_takes_nine_letters_alone(given: str) -> None:
+    call = Turn("assistant", "a", (Call(given, "ls", {"p": 1}),))
+    turns = [CHAT[1], call, Turn("tool", "t", call_id=given)]
+    of_call, of_result = _ids(turns, NINE + TOOLS)
+    assert of_call == of_result
+    assert re.fullmatch("[A-Za-z0-9]{9}", of_call)
+    assert (of_call == given) == (given == "a1b2C3d4E")
+    assert _ids(turns, NINE + TOOLS) == (of_call, of_call)  # in a later request, too
+    assert _ids(turns, TOOLS) == (given, given)
+
+
+def _ids(turns: list[Turn], source: str) -> tuple[str, str]:
+    """Of the call, and of what it gave."""
+    _, call, result = fitted(turns, template(source), False)
+    template(source).prompt([{"role": "user", "content": "u"}, call, result])
+    return call["tool_calls"][0]["id"], result["tool_call_id"]
 
 
 @pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM, TOOLS])
