@@ -74,7 +74,7 @@ class Chat(Answering):
         self._texts = [TokenTexts(model, ask.stop_token_ids or (), False) for _ in choices]
         self._parts = [Parts(model, shape) for _ in choices]
         self._made = [ChatParts(custom_of(ask.tools or ())) for _ in choices]
-        self._begun: set[int] = set()  # numbers of the answers whose first chunk was sent
+        self._has_begun = False  # the first chunk of each answer was sent
 
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
         list(self._deltas(number, piece))
@@ -86,10 +86,13 @@ class Chat(Answering):
         }
 
     def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The role first, the reason of the end last, each in a chunk of its own."""
-        if number not in self._begun:
-            self._begun.add(number)
-            yield _delta(number, {"role": "assistant", "content": ""})
+        """The role first, the reason of the end last, each in a chunk of its own. The roles of all answers
+        come first, by their numbers: OpenAI's client wants no answer before those with smaller ones.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            for each in range(len(self._parts)):
+                yield _delta(each, {"role": "assistant", "content": ""})
         scores = self._log_probs(number, piece)
         for delta in self._deltas(number, piece):
             yield _delta(number, delta, scores)

@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from client.wire import Piece
@@ -90,6 +91,18 @@ def test_several_choices_have_seeds_that_follow_each_other_and_count_the_prompt_
     for chunk in sdk.chat.completions.create(model="toy", messages=MESSAGES, n=3, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert set(texts.values()) == {"readAll\u2028Lines"}
+
+
+def test_the_roles_of_all_choices_come_first_as_openais_accumulator_wants_them(sdk: openai.OpenAI) -> None:
+    state = ChatCompletionStreamState()
+    chunks = list(sdk.chat.completions.create(model="toy", messages=MESSAGES, n=3, stream=True))
+    begun = [(chunk.choices[0].index, chunk.choices[0].delta.role) for chunk in chunks[:3]]
+    assert begun == [(number, "assistant") for number in range(3)]
+    assert [chunk.choices[0].delta.role for chunk in chunks[3:]] == [None] * len(chunks[3:])
+    last_first = sorted(chunks[3:], key=lambda chunk: -chunk.choices[0].index)
+    for chunk in [*chunks[:3], *last_first]:
+        state.handle_chunk(chunk)
+    assert {each.message.content for each in state.get_final_completion().choices} == {"readAll\u2028Lines"}
 
 
 def test_log_probabilities_have_text_and_bytes_and_none_of_the_end(
