@@ -48,7 +48,7 @@ class Growing:
             return self._close("completed")
         begun = b""
         if self._open is None or not self._open.takes(each):
-            begun = self._close("completed") + self._begin(self._kinds.item_of(each))
+            begun = self._close() + self._begin(self._kinds.item_of(each))
         assert self._open is not None
         if isinstance(each, Begun):
             return begun
@@ -62,10 +62,10 @@ class Growing:
         )
         return added + self._of_item(item.begun())
 
-    def _close(self, status: str) -> bytes:
+    def _close(self, status: str = "") -> bytes:
         if self._open is None:
             return b""
-        ended, item = self._of_item(self._open.ended()), self._open.whole(status)
+        ended, item = self._of_item(self._open.ended()), self._open.whole(status or self._open.left)
         done = self._event("output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = None
@@ -75,7 +75,7 @@ class Growing:
         """Closes item and response. `reason`: why it is incomplete; None: it is complete."""
         begun = b"" if self._items or self._open else self._begin(self._kinds.item_of(Text("")))
         status = "incomplete" if reason else "completed"
-        closed = begun + self._close(status)
+        closed = begun + self._close("incomplete" if reason else "")
         return closed + self._event(status, response=self.whole(reason, usage))
 
     def failed(self, problem: ProblemError) -> bytes:

@@ -22,6 +22,7 @@ class Item(ABC):
     """One item, which is open."""
 
     prefix: str
+    left = "completed"  # its status if nothing ends it before the next one, or the answer's end
 
     def __init__(self) -> None:
         self.id = f"{self.prefix}_{secrets.token_hex(16)}"
@@ -128,6 +129,7 @@ class FunctionCall(Item):
 
     prefix = "fc"
     kind = "function_call"
+    left = "incomplete"  # the model broke it off
 
     def __init__(self, name: str, namespace: str | None) -> None:
         super().__init__()

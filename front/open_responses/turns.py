@@ -55,6 +55,9 @@ class _Reader:
             self._thought = text_of(f"{name}.content", item.get("content") or item.get("summary")) or _ours(
                 item
             )
+        elif kind == "item_reference":
+            said = f" = {kind!r}: this server keeps no items; send them whole (`store: false`)"
+            raise refused(f"{name}.type", said, "unsupported_value")
         else:
             _skip(str(kind)[:40])
 

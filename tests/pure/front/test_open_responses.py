@@ -225,6 +225,10 @@ def test_items_become_turns() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "a"}]},
+            "input[1].type",
+        ),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),

@@ -119,6 +119,19 @@ def test_a_response_that_the_limit_cut_within_a_call_is_incomplete(
     assert [each["status"] for each in data["response"]["output"]][-2:] == ["completed", "incomplete"]
 
 
+def test_a_call_that_the_model_broke_off_is_incomplete(
+    tool_front: Front, ensemble: Ensemble, answers: Answers
+) -> None:
+    ensemble.pieces = answers.pieces(ANSWER.partition('Łódź"')[0])
+    came = events(tool_front, RESPONSES, ASKED)
+    name, data = came[-1]
+    assert (name, data["response"]["status"]) == ("response.completed", "completed")
+    assert [each["status"] for each in data["response"]["output"]] == ["completed", "completed", "incomplete"]
+    assert came[-2][1]["item"] == data["response"]["output"][-1]
+    whole = ask(tool_front, RESPONSES, ASKED)[2]
+    assert [each["status"] for each in whole["output"]] == ["completed", "completed", "incomplete"]
+
+
 def test_a_thought_comes_back_as_it_was_given(
     tool_front: Front, ensemble: Ensemble, answers: Answers
 ) -> None:
