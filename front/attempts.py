@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.errors import GaplessError, RefusedError, UnavailableError
+from client.errors import FailedError, GaplessError, RefusedError, UnavailableError
 from client.retries import Retries
 
 MAX_LOST = 8  # attempts, one after the other, that brought no token: the request itself may end the server
@@ -18,6 +18,12 @@ NEW_S = 60.0
 UNREACHED = re.compile("ailed to connect")  # gRPC's words
 LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)
+
+
+class LostError(FailedError):
+    """Attempts that brought no token were as many as there may be."""
+
+    code = "request_lost"
 
 
 def is_lost(error: GaplessError) -> bool:
@@ -57,12 +63,17 @@ class Attempts:
             self._came_s = time.monotonic()
 
     async def wait_after(self, error: GaplessError) -> None:
-        """Waits until it makes sense to ask again. Raises `error` if it makes none."""
+        """Waits until it makes sense to ask again. Raises `error` if it makes none, and LostError if the
+        server was lost too often while it had the request.
+        """
         self._num_lost += 1
         self._num_failed += not isinstance(error, UnavailableError)
         if self._is_final(error):
             raise error
         self._was_taken = self._was_taken or not UNREACHED.search(str(error))
+        if self._num_lost >= MAX_LOST:
+            lost = LostError(f"given up after {MAX_LOST} attempts that brought no token ({error})")
+            raise lost if self._was_taken and error.code != "queue_full" else error
         if self._was_taken:
             await self._wait(error, self._patience.longest_s)
             return
@@ -87,4 +98,4 @@ class Attempts:
             return True
         if error.code == "queue_full" and not self._was_taken:
             return True
-        return self._num_lost >= MAX_LOST or self._num_failed >= MAX_FAILED
+        return self._num_failed >= MAX_FAILED

@@ -44,8 +44,14 @@ class ProblemError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def response(self) -> Response:
-        headers = {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else None
-        return json_response(self.body, self.status, headers)
+        return json_response(self.body, self.status, self.headers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What tells clients whether and when to try again. After a 500 the front has tried already."""
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_AFTER_S)}
+        return {"x-should-retry": "false"} if self.status == 500 else {}
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -68,7 +74,7 @@ def of_ensemble(error: GaplessError) -> ProblemError:
         if not error.code:
             said = f"the server starts, or is started again; try again later ({said})"
         return ProblemError(503, said, error.code or "unavailable", kind="server_error")
-    return ProblemError(500, said, "failed", kind="server_error")
+    return ProblemError(500, said, error.code or "failed", kind="server_error")
 
 
 def of_door(said: str, code: str) -> ProblemError:

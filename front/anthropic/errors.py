@@ -30,8 +30,7 @@ def body_of(problem: ProblemError) -> dict[str, Any]:
 
 def failure(problem: ProblemError) -> Response:
     """The whole answer to a request that failed."""
-    headers = {name: value for name, value in problem.response().headers.items() if name == "retry-after"}
-    return json_response(body_of(problem), problem.status, headers)
+    return json_response(body_of(problem), problem.status, problem.headers)
 
 
 def failed(problem: ProblemError) -> bytes:

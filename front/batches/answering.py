@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message
 
+from front.attempts import LostError
 from front.batches.store import Line
 from front.errors import ProblemError, refused
 from front.record import CURRENT, Record, current
@@ -54,7 +55,7 @@ class Asked:
             while True:
                 lost_before = current().num_lost
                 status, body = await self._sent(line)
-                if status not in AGAIN:
+                if status not in AGAIN and not _is_lost(status, body):
                     return status, body
                 if current().num_lost > lost_before:
                     num_lost += 1
@@ -86,6 +87,11 @@ class Asked:
 def entry_of(line: Line, response: Any, error: Any) -> dict[str, Any]:
     name = f"batch_req_{secrets.token_hex(12)}"
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": error}
+
+
+def _is_lost(status: int, body: bytes) -> bool:
+    """Whether it is an error that says that the server ended again and again: perhaps by another request."""
+    return status == 500 and msgspec.json.decode(body)["error"]["code"] == LostError.code
 
 
 def _body(line: Line) -> bytes:

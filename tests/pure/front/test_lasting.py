@@ -18,7 +18,9 @@ from client.retries import Retries
 from client.wire import Piece, request_message
 from front import attempts
 from front.answers import answers
-from front.attempts import Patience
+from front.anthropic.errors import failure
+from front.attempts import Attempts, LostError, Patience
+from front.errors import of_ensemble
 from front.lasting import LastingClient
 from front.record import CURRENT, Record
 from tests.support.ensemble import Ensemble, inputs_of, response
@@ -155,9 +157,32 @@ def test_so_does_a_whole_answer(world: World) -> None:
 
 def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
     ensemble = Mortal(num_deaths=100, life=0)
-    with pytest.raises(UnavailableError, match="Socket closed"):
+    with pytest.raises(LostError, match=r"given up after 8 attempts .*Socket closed") as lost:
         world.pieces(ensemble)
     assert len(ensemble.asked) == attempts.MAX_LOST
+    problem = of_ensemble(lost.value)
+    assert (problem.status, problem.code) == (500, "request_lost")
+    for made in (problem.response(), failure(problem)):  # OpenAI's and Anthropic's clients try again else
+        assert made.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [("too many open requests", "queue_full"), ("failed to connect to all addresses", "")]
+)
+def test_one_for_which_there_was_no_place_or_no_server_may_be_sent_again(
+    world: World, said: str, code: str
+) -> None:
+    async def ask() -> None:
+        error, asked = UnavailableError(said), Attempts(Patience(lambda: True, lambda: False, 60.0), set())
+        error.code = code
+        if code:
+            asked.came(0)  # a server has had it
+        for _ in range(attempts.MAX_LOST):
+            await asked.wait_after(error)
+
+    with pytest.raises(UnavailableError) as raised:
+        asyncio.run(ask())
+    assert of_ensemble(raised.value).status == (429 if code else 503)
 
 
 def test_one_that_fails_inside_again_and_again_is_given_up_sooner(world: World) -> None:
