@@ -43,11 +43,12 @@ from front.model import Model
 from front.models import describe, list_models
 from front.observed import Observed
 from front.open_responses.answer import answer_response
-from front.origins import allow_origins
+from front.origins import KeylessPages, allow_origins
 from front.queue import Queue
 from front.shared_metrics import SharedMetrics
 from front.tinker.routes import TinkerRoutes
 from front.tokenizing import Tokenizing
+from python_backends.launcher.address import is_loopback
 from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
 
@@ -80,6 +81,7 @@ class App:
         self._model = model
         self._client = client
         self._keys = keys
+        self._pages = KeylessPages(settings.front.allowed_origins, is_loopback(settings.server.address))
         self._queue = Queue(run_directory)
         metrics = FrontMetrics()
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
@@ -128,14 +130,20 @@ class App:
         self._live.end()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        is_open = scope["path"] in OPEN or is_wanted(scope["method"], scope["path"], headers)
-        if not is_open and not self._keys.allow(key_in(headers)):
-            said = "no key, or an unknown one: send Authorization: Bearer KEY, or x-api-key: KEY"
-            problem = ProblemError(401, said, "invalid_api_key")
-            await failure(problem, scope["path"])(scope, receive, send)
-            return
-        await self._routes(scope, receive, send)
+        problem = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+        answer = self._routes if problem is None else failure(problem, scope["path"])
+        await answer(scope, receive, send)
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> ProblemError | None:
+        """Returns why who asks may not; None: it may."""
+        if path in OPEN:
+            return None
+        if not self._keys:
+            return self._pages.refusal(headers)
+        if is_wanted(method, path, headers) or self._keys.allow(key_in(headers)):
+            return None
+        said = "no key, or an unknown one: send Authorization: Bearer KEY, or x-api-key: KEY"
+        return ProblemError(401, said, "invalid_api_key")
 
     async def _root(self, request: Request) -> Response:
         """The page for browsers; clients ask for it to find out whether there is a server."""

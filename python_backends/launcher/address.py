@@ -40,6 +40,11 @@ def ip_of(address: str) -> str:
     return str(found)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this host reaches `server.address`. Raises SettingsError."""
+    return ipaddress.ip_address(ip_of(address)).is_loopback
+
+
 def in_url(ip: str) -> str:
     return f"[{ip}]" if ":" in ip else ip
 
@@ -62,7 +67,7 @@ def check_key(settings: Settings, environment: Mapping[str, str]) -> None:
     """
     check_not_blank(environment.get(API_KEY, ""))
     front, address = settings.front, settings.server.address
-    if ipaddress.ip_address(ip_of(address)).is_loopback or not front.port or front.without_key:
+    if is_loopback(address) or not front.port or front.without_key:
         return
     if not front.api_keys and not environment.get(API_KEY):
         raise SettingsError(
