@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,6 +68,7 @@ class Line:
 class BatchStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._ended: set[str] = set()  # ids of those that were seen to have ended: they change no more
 
     def place(self, batch: Batch) -> Path:
         return self._directory / batch.id
@@ -77,9 +78,7 @@ class BatchStore:
         Raises ProblemError and OSError.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if len(list(self._directory.glob("batch_*"))) >= MOST_BATCHES:
-            said = f"there are {MOST_BATCHES} batches, the most there can be: delete some in front.directory"
-            raise ProblemError(400, said, "full")
+        self._make_room()
         now = int(time.time())
         batch = Batch(
             id=f"batch_{secrets.token_hex(12)}",
@@ -104,8 +103,15 @@ class BatchStore:
 
     def all(self) -> list[Batch]:
         """The newest first."""
-        found = [batch for path in self._directory.glob("batch_*") if (batch := self._read(path.name))]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+        return self._read_all(self._ids())[::-1]
+
+    def open(self) -> list[Batch]:
+        """Those that have not ended, the oldest first. Each that has is read once."""
+        ids = self._ids()
+        self._ended &= ids
+        found = self._read_all(ids - self._ended)
+        self._ended.update(batch.id for batch in found if batch.status in ENDED)
+        return [batch for batch in found if batch.status not in ENDED]
 
     def find(self, batch_id: str) -> Batch:
         """Raises ProblemError."""
@@ -124,6 +130,28 @@ class BatchStore:
     def lock(self) -> BinaryIO | None:
         """None: another process has it, or there is no batch. The lock goes with the file, or the process."""
         return locked_file(self._directory / "lock") if self._directory.is_dir() else None
+
+    def _make_room(self) -> None:
+        """For one more: the oldest that have ended go. Raises ProblemError if there are none."""
+        num_too_many = len(self._ids()) - MOST_BATCHES + 1
+        if num_too_many <= 0:
+            return
+        ended = [batch for batch in reversed(self.all()) if batch.status in ENDED][:num_too_many]
+        for batch in ended:
+            shutil.rmtree(self.place(batch), ignore_errors=True)
+        if len(ended) < num_too_many:
+            said = f"there are {MOST_BATCHES} batches that have not ended, the most there can be"
+            raise ProblemError(400, f"{said}: cancel one, or try again later", "full")
+
+    def _ids(self) -> set[str]:
+        if not self._directory.is_dir():
+            return set()
+        return {path.name for path in self._directory.iterdir() if ID.fullmatch(path.name)}
+
+    def _read_all(self, ids: Iterable[str]) -> list[Batch]:
+        """The oldest first."""
+        found = [batch for each in ids if (batch := self._read(each))]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def _read(self, batch_id: str) -> Batch | None:
         if not ID.fullmatch(batch_id):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from front.batches.answering import Asked, entry_of
 from front.batches.pace import TURN_S, Pace
-from front.batches.store import CANCEL, ENDED, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_requests
+from front.batches.store import CANCEL, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_requests
 from front.files.store import Files
 from python_backends.finetuning.files import append_line, append_lines, read_lines
 
@@ -59,13 +59,9 @@ class BatchWork:
             return
         await self._end_waiting()
         tried: set[str] = set()
-        while left := [each for each in await asyncio.to_thread(self._left) if each.id not in tried]:
+        while left := [each for each in await asyncio.to_thread(self._store.open) if each.id not in tried]:
             tried.add(left[0].id)
             await self._try(left[0].id, self._answer(left[0]))
-
-    def _left(self) -> list[Batch]:
-        """Those that have not ended, the oldest first."""
-        return [batch for batch in reversed(self._store.all()) if batch.status not in ENDED]
 
     async def _answer(self, batch: Batch) -> None:
         asked = Asked(self._answers[batch.endpoint])
@@ -73,7 +69,7 @@ class BatchWork:
 
     async def _end_waiting(self, running: str = "") -> None:
         """Ends those that wait and were cancelled, or have expired."""
-        for batch in await asyncio.to_thread(self._left):
+        for batch in await asyncio.to_thread(self._store.open):
             run = _Run(batch, self._store, self._files)
             if batch.id != running and (status := run.ending()):
                 await self._try(batch.id, asyncio.to_thread(run.end, status))

@@ -19,7 +19,8 @@ from starlette.responses import Response
 from front.batches import answering, pace, work
 from front.batches.answering import Asked
 from front.batches.pace import Pace
-from front.batches.store import Line
+from front.batches.store import BatchStore, Counts, Line
+from front.errors import ProblemError
 from front.files.store import Files
 from front.keys import Keys
 from front.record import current
@@ -392,6 +393,50 @@ def test_what_no_batch_can_have_is_refused(
         created(sdk, given, **changes)
     assert said in error.value.message
     assert sdk.batches.list().data == []
+
+
+def made_in(store: BatchStore, tmp_path: Path, statuses: list[str], begins: int = 0) -> list[str]:
+    """Batches of these statuses, each a second younger than the one before. Returns their ids."""
+    (tmp_path / "content").write_text("{}")
+    made = []
+    for number, said in enumerate(statuses):
+        fields = {"endpoint": CHAT, "input_file_id": "file", "completion_window": "1h"}
+        batch = store.create(tmp_path / "content", 1, request_counts=Counts(total=1), **fields)
+        batch.status, batch.created_at = said, begins + number
+        store.write(batch)
+        made.append(batch.id)
+    return made
+
+
+def test_a_batch_that_has_ended_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BatchStore(tmp_path / "batches")
+    assert store.open() == []
+    done, late, early = made_in(store, tmp_path, ["completed", "in_progress", "in_progress"])
+    assert [batch.id for batch in store.open()] == [late, early]
+    read, seen = store._read, []
+    monkeypatch.setattr(store, "_read", lambda name: (seen.append(name), read(name))[1])
+    store.cancel(late)
+    assert [(batch.id, batch.status) for batch in store.open()] == [
+        (late, "cancelling"),
+        (early, "in_progress"),
+    ]
+    assert done not in seen
+    assert [batch.id for batch in store.all()] == [early, late, done]
+
+
+def test_where_there_are_too_many_the_oldest_that_have_ended_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(tmp_path / "batches")
+    running, _, new = made_in(store, tmp_path, ["in_progress", "expired", "completed"])
+    monkeypatch.setattr("front.batches.store.MOST_BATCHES", 3)
+    (another,) = made_in(store, tmp_path, ["in_progress"], begins=3)
+    assert [batch.id for batch in store.all()] == [another, new, running]
+    (last,) = made_in(store, tmp_path, ["in_progress"], begins=4)
+    assert [batch.id for batch in store.open()] == [running, another, last]
+    with pytest.raises(ProblemError, match="3 batches that have not ended, the most there can be") as full:
+        made_in(store, tmp_path, ["in_progress"])
+    assert full.value.code == "full"
 
 
 def test_an_unknown_batch_is_not_found(sdk: openai.OpenAI) -> None:
