@@ -22,11 +22,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 IGNORED = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "cache_salt"),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "verbosity",
-        ),
+        *("prompt_cache_key", "prompt_cache_retention", "verbosity", "prediction"),
+        # of llama.cpp, OpenRouter, KoboldCpp
+        *("reasoning_format", "models", "repetition_penalty_range", "frequency_penalty_range"),
         *("length_penalty", "spaces_between_special_tokens", "add_special_tokens"),
     }
 )
@@ -40,7 +38,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
     "modalities": (["text"],),
-    **dict.fromkeys(("audio", "prediction", "web_search_options", "chat_template"), ()),
+    **dict.fromkeys(("audio", "web_search_options", "chat_template"), ()),
     "documents": ([],),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),

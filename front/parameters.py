@@ -15,6 +15,8 @@ SAME = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 UNTIL_THE_CONTEXT_ENDS = -1
+ALL_TOKENS = -1  # top_k, as vLLM has it; the ensemble has 0
+ANY_SEED = -1
 SEEDS = 1 << 64
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
@@ -28,10 +30,8 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model, least: int = 1
     if max_tokens is not None and max_tokens < least:
         raise refused("max_tokens", f" = {max_tokens}: must be at least {least}")
     adapter = model.adapter(ask.model)
-    given = {name: value for name in SAME if (value := getattr(ask, name)) is not None}
     made: dict[str, Any] = {
-        **model.defaults,
-        **given,
+        **_same(ask, model),
         "max_tokens": UNTIL_THE_CONTEXT_ENDS if max_tokens is None else max_tokens,
         "return_num_input_tokens": True,
     }
@@ -45,10 +45,19 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model, least: int = 1
         made["request_priority"] = -ask.priority  # theirs: smaller goes first
     if ask.ignore_eos:
         made["min_tokens"] = _whole_length(ask, max_tokens)
-    seed = secrets.randbits(63) if ask.seed is None else ask.seed
+    seed = secrets.randbits(63) if ask.seed in (None, ANY_SEED) else ask.seed
     if not -SEEDS // 2 <= seed < SEEDS:
         raise refused("seed", f" = {str(seed)[:40]}: must be a whole number of 64 bits")
     return [cast(Parameters, {**made, "seed": (seed + i) % SEEDS}) for i in range(ask.num_choices)]
+
+
+def _same(ask: Ask, model: Model) -> dict[str, Any]:
+    """The fields that the ensemble has, too, and the model's defaults for them."""
+    given = {name: value for name in SAME if (value := getattr(ask, name)) is not None}
+    made = {**model.defaults, **given}
+    if made.get("top_k") == ALL_TOKENS:
+        made["top_k"] = 0
+    return made
 
 
 def _biases(given: dict[str, float]) -> tuple[list[int], list[float]]:

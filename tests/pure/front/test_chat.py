@@ -157,7 +157,7 @@ def test_fields_arrive_as_the_ensemble_calls_them(sdk: openai.OpenAI, ensemble: 
         max_completion_tokens=9,
         temperature=0.5,
         top_p=0.25,
-        seed=-1,
+        seed=-2,
         stop="\n",
         presence_penalty=1,
         frequency_penalty=-1,
@@ -181,7 +181,7 @@ def test_fields_arrive_as_the_ensemble_calls_them(sdk: openai.OpenAI, ensemble: 
             "return_num_input_tokens": True,
         },
         **{"max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_p": 0.125},
-        **{"seed": (1 << 64) - 1, "stop_words": ("\n",), "stop_token_ids": (3,), "bad_words": ("x",)},
+        **{"seed": (1 << 64) - 2, "stop_words": ("\n",), "stop_token_ids": (3,), "bad_words": ("x",)},
         **{"presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5},
         **{"logit_bias_ids": (7, 50), "logit_bias_values": (-100.0, 1.5)},
         "request_priority": -4,
@@ -195,6 +195,18 @@ def test_without_fields_the_answer_is_drawn_and_may_fill_the_context(
     assert (ensemble.asked[0]["temperature"], ensemble.asked[0]["max_tokens"]) == (1.0, -1)
     sdk.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=5, extra_body={"ignore_eos": True})
     assert (ensemble.asked[1]["max_tokens"], ensemble.asked[1]["min_tokens"]) == (5, 5)
+
+
+def test_a_seed_of_minus_one_is_any_and_a_top_k_of_minus_one_is_all(
+    front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in vLLM."""
+    for _ in range(2):
+        post(front, json.dumps({"messages": MESSAGES, "seed": -1, "top_k": -1}).encode())
+    monkeypatch.setitem(front.model.defaults, "top_k", -1)
+    post(front, json.dumps({"messages": MESSAGES}).encode())
+    assert [asked["top_k"] for asked in ensemble.asked] == [0, 0, 0]
+    assert len({asked["seed"] for asked in ensemble.asked}) == 3
 
 
 @pytest.mark.parametrize(
@@ -314,7 +326,21 @@ def test_a_body_that_is_no_json_object_is_refused(front: Front, body: bytes) -> 
 
 
 def test_unknown_fields_that_are_like_no_other_are_ignored(front: Front) -> None:
-    assert post(front, json.dumps({"messages": MESSAGES, "x_tenant": 3}).encode())[0] == 200
+    others = {"reasoning_format": "none", "models": ["a"], "prediction": {"type": "content", "content": "a"}}
+    ranges = {"repetition_penalty_range": 64, "frequency_penalty_range": 64}
+    given = {"messages": MESSAGES, "x_tenant": 3, **others, **ranges}
+    assert post(front, json.dumps(given).encode())[0] == 200
+
+
+def test_a_refusal_of_the_ensemble_names_the_limit_that_the_client_gave(
+    front: Front, ensemble: Ensemble
+) -> None:
+    ensemble.error = "max_tokens = 90: must be at most 63 [invalid_value]"
+    for name in ("max_tokens", "max_completion_tokens"):
+        for stream in (False, True):
+            body = {"messages": MESSAGES, name: 90, "stream": stream}
+            error = post(front, json.dumps(body).encode())[2]["error"]
+            assert (error["param"], error["message"]) == (name, f"{name} = 90: must be at most 63")
 
 
 @pytest.mark.parametrize(
