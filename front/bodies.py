@@ -20,20 +20,24 @@ class TooLargeError(ProblemError):
 
 
 class Bodies:
-    async def read(self, request: Request, least: int = 0) -> bytes:
-        """`least`: bytes that are read of a body that is too large, too. Raises ProblemError."""
+    async def read(self, request: Request, most_dropped: int = 0) -> bytes:
+        """`most_dropped`: of a body that is too large so many bytes are read before it is refused; a client
+        that still sends sees that its connection is reset, and not why. Raises ProblemError.
+        """
         if request.headers.get("content-encoding", "identity") != "identity":
             raise ProblemError(400, "content-encoding: must be identity", "unsupported_encoding")
-        body, told, most = bytearray(), request.headers.get("content-length", "0"), MAX_BODY_BYTES
-        if told.isdecimal() and int(told[:20]) > MAX_BODY_BYTES:
-            most = least
-        if not most:
+        body, num_read, told = bytearray(), 0, request.headers.get("content-length", "0")
+        if told.isdecimal() and int(told[:20]) > MAX_BODY_BYTES and not most_dropped:
             raise TooLargeError(b"")
         try:
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise TooLargeError(bytes(body))
+                num_read += len(chunk)
+                if num_read <= MAX_BODY_BYTES:
+                    body += chunk
+                elif num_read > most_dropped:
+                    break
         except ClientDisconnect:
             raise ProblemError(400, "the client left", "client_left") from None
+        if num_read > MAX_BODY_BYTES:
+            raise TooLargeError(bytes(body))
         return bytes(body)

@@ -18,8 +18,7 @@ TARGETS, LOG_PROBS, CONFIG = "target_tokens", "logprobs", "loss_fn_config"
 # the loss → what each label has besides, the first of which may be missing for cross entropy
 INPUTS = {"cross_entropy": ("weights",), "importance_sampling": ("advantages", LOG_PROBS)}
 DTYPES: dict[int, np.dtype[Any]] = {FLOAT32: np.dtype(np.float32), INT64: np.dtype(np.int64)}
-HEAD_BYTES = 256  # model_id and seq_id are the first fields
-# model_id, of at most 127 bytes, and seq_id, whose bytes but the last have the highest bit
+# the first fields: model_id, of at most 127 bytes, and seq_id, whose bytes but the last have the highest bit
 HEAD = re.compile(rb"\x0a([\x00-\x7f])([ -~]+)\x10([\x80-\xff]{0,4}[\x00-\x7f])")
 
 

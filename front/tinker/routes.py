@@ -19,7 +19,7 @@ from front.fields import read_body
 from front.fine_tuning.submit import check_trains
 from front.model import Model
 from front.tinker import bodies as asked
-from front.tinker.data import HEAD_BYTES, head_of, learn_of, read_request
+from front.tinker.data import head_of, learn_of, read_request
 from front.tinker.futures import Futures
 from front.tinker.sampling import SampleAsk, question_of, sampled
 from front.tinker.sessions import Sampler, Sessions
@@ -29,6 +29,7 @@ from python_backends.settings import Settings
 
 API = "/api/v1"
 MOST_AT_ONCE = 64  # samples in the ensemble; others wait here
+MOST_DROPPED = 64 << 20  # bytes of a body that is too large: the SDK asks again if its connection is reset
 CONFIG = {  # of the client
     "fwdbwd_max_chunk_bytes_count": BODY_BYTES // 2,
     "fwdbwd_max_chunk_len": 1024,
@@ -124,7 +125,7 @@ class TinkerRoutes:
     async def _learn(self, request: Request) -> Response:
         begun = b""
         try:
-            begun = await self._bodies.read(request, HEAD_BYTES)
+            begun = await self._bodies.read(request, MOST_DROPPED)
             given = read_request(begun)
         except ProblemError as error:
             await self._leave(head_of(error.begun if isinstance(error, TooLargeError) else begun))
