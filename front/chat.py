@@ -23,6 +23,7 @@ from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.messages import plain_messages
 from front.model import Model
+from front.one_call import one_call
 from front.parameters import parameters_of
 from front.parts.answer import Parts
 from front.parts.chat import ChatParts
@@ -68,6 +69,7 @@ class Chat(Answering):
             if ask.logprobs:
                 parameters |= {"return_log_probs": True, "num_top_log_probs": ask.top_logprobs or 0}
         asks = bounded(client, model, shape, ask.thinking_token_budget, "thinking_token_budget")
+        asks = one_call(asks, model, shape)
         super().__init__(ask, [(messages, each) for each in choices], model, asks)
         self._came = named(self._came, guide)
         self._scores = bool(ask.logprobs)

@@ -21,7 +21,12 @@ class TokenTexts:
 
     def entries(self, piece: Piece) -> list[dict[str, Any]]:
         """Returns an entry for each token of `piece`: token, bytes, logprob, top_logprobs."""
-        return [self._entry(scored, top) for scored, top in of_answer(piece) if scored[0] not in self._ends]
+        return [each for each in self.of_all(piece) if each is not None]
+
+    def of_all(self, piece: Piece) -> list[dict[str, Any] | None]:
+        """The same, and None for a token that ends the answer."""
+        found = of_answer(piece)
+        return [None if scored[0] in self._ends else self._entry(scored, top) for scored, top in found]
 
     def _entry(self, scored: Scored, top: list[Scored]) -> dict[str, Any]:
         made = entry(self._model, scored, top, self._is_first)

@@ -22,6 +22,7 @@ from front.guided.choice import of_anthropic
 from front.guided.guide import named
 from front.guided.wanted import wanted
 from front.model import Model
+from front.one_call import one_call
 from front.parameters import parameters_of
 from front.parts.answer import Parts
 from front.responses import Events, Manner, Whole, event
@@ -64,6 +65,7 @@ class Message:
         thought = ask.thinking or {}
         budget = thought.get("budget_tokens") if thought.get("type") == "enabled" else None
         asks = bounded(client, model, shape, budget, "thinking.budget_tokens")
+        asks = one_call(asks, model, shape)
         came = until_full(asks, (messages, parameters), self._is_streamed)
         self._came = named(came, guide)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)

@@ -18,8 +18,10 @@ from front.guided.guide import named
 from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.model import Model
+from front.one_call import one_call
 from front.open_responses.asks import ResponsesAsk, check
 from front.open_responses.items import Growing
+from front.open_responses.kinds import Scores
 from front.open_responses.turns import turns_of
 from front.parameters import parameters_of
 from front.parts.answer import Parts
@@ -67,10 +69,12 @@ class Answer:
             parameters.update(guide.parameters)
         self._parts = Parts(model, shape)
         self._is_streamed = bool(ask.stream)
-        came = until_full(client, (messages, parameters), self._is_streamed)
+        asks = one_call(client, model, shape)
+        came = until_full(asks, (messages, parameters), self._is_streamed)
         self._came = named(came, guide)
         self._growing = Growing(ask, model.name)
         self._texts = TokenTexts(model, (), False) if ask.wants_log_probs else None
+        self._scores: list[dict[str, Any] | None] = []  # of each token so far
         self._num_output_tokens = 0
 
     def response(self) -> Response:
@@ -82,7 +86,7 @@ class Answer:
     async def _whole(self) -> dict[str, Any]:
         """Raises ProblemError."""
         async for _, piece in self._came:
-            self._growing.add(self._parts.add(piece), self._scores(piece))
+            self._growing.add(self._parts.add(piece), self._scores_of(piece))
             usage = self._usage(piece)
             self._growing.end(_incomplete(piece), usage)
             made = self._growing.whole(_incomplete(piece), usage)
@@ -92,14 +96,18 @@ class Answer:
         """Raises ProblemError."""
         async for _, piece in self._came:
             begun = b"" if self._growing.has_begun else self._growing.begin()
-            grown = self._growing.add(self._parts.add(piece), self._scores(piece))
+            grown = self._growing.add(self._parts.add(piece), self._scores_of(piece))
             usage = self._usage(piece)
             ended = self._growing.end(_incomplete(piece), usage) if piece.finish_reason else b""
             if made := begun + grown + ended:
                 yield made
 
-    def _scores(self, piece: Piece) -> list[dict[str, Any]]:
-        return self._texts.entries(piece) if self._texts is not None else []
+    def _scores_of(self, piece: Piece) -> list[Scores]:
+        """Of each text that `piece` has brought."""
+        if self._texts is not None:
+            self._scores += self._texts.of_all(piece)
+        found = self._parts.text_tokens
+        return [[each for each in self._scores[tokens.start : tokens.stop] if each] for tokens in found]
 
     def _usage(self, piece: Piece) -> dict[str, Any]:
         self._num_output_tokens += piece.num_output_tokens or 0

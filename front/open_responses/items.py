@@ -8,7 +8,7 @@ from typing import Any
 
 from front.errors import ProblemError
 from front.open_responses.asks import ResponsesAsk
-from front.open_responses.kinds import Item, Kinds
+from front.open_responses.kinds import Item, Kinds, Scores
 from front.parts.events import Begun, Ended, Event, Text
 from front.responses import event
 from front.tools import of_openai
@@ -26,7 +26,6 @@ class Growing:
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
-        self._scores: list[dict[str, Any]] = []  # of tokens without a text so far
         self.has_begun = False
 
     def begin(self) -> bytes:
@@ -38,12 +37,14 @@ class Growing:
         """That the answer still comes."""
         return self._of_response("in_progress", "in_progress") if self.has_begun else self.begin()
 
-    def add(self, events: list[Event], scores: list[dict[str, Any]]) -> bytes:
-        """Returns the events of what came."""
-        self._scores += scores
-        return b"".join(self._added(each) for each in events)
+    def add(self, events: list[Event], scores: list[Scores]) -> bytes:
+        """Returns the events of what came. `scores`: of each text in it."""
+        of_texts = iter(scores)
+        return b"".join(
+            self._added(each, next(of_texts) if isinstance(each, Text) else []) for each in events
+        )
 
-    def _added(self, each: Event) -> bytes:
+    def _added(self, each: Event, scores: Scores) -> bytes:
         if isinstance(each, Ended):
             return self._close("completed")
         begun = b""
@@ -52,7 +53,6 @@ class Growing:
         assert self._open is not None
         if isinstance(each, Begun):
             return begun
-        scores, self._scores = (self._scores, []) if isinstance(each, Text) else ([], self._scores)
         return begun + self._of_item(self._open.delta(each.text, scores))
 
     def _begin(self, item: Item) -> bytes:

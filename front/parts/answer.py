@@ -55,12 +55,17 @@ class Parts:
             self._feeding = Feeding(writer, {} if shape.in_letters else writer.marks, tokens)
             self._machine = Machine(shape.form, tokens, shape.expected)
         self._num_tokens = self._num_said = self._num_thought = 0
+        self._num_ids = self._num_told = 0
+        self.text_tokens: list[range] = []  # of each Text that `add` has returned last: those of the answer
 
     def add(self, piece: Piece) -> list[Event]:
         """Returns what is certain now."""
+        self._num_ids += len(piece.output_ids)
         if self._machine is None:
+            self._tell([range(self._num_ids)] if piece.text else [])
             return [Text(piece.text)] if piece.text else []
         events = self._machine.feed(self._feeding.add(piece), bool(piece.finish_reason))
+        self._tell([self._feeding.tokens_of(*place) for place in self._machine.text_places])
         self._num_tokens += piece.num_output_tokens or 0
         for event in events:
             if isinstance(event, Thought):
@@ -68,6 +73,18 @@ class Parts:
             elif isinstance(event, Text | Arguments):
                 self._num_said += len(event.text)
         return events
+
+    @property
+    def open_thought(self) -> str:
+        """What closes the thought in which the answer is, or was when it ended; empty: it is in none."""
+        return self._machine.open_thought if self._machine is not None else ""
+
+    def _tell(self, texts: list[range]) -> None:
+        """A token in two of them is the first one's."""
+        self.text_tokens = []
+        for each in texts:
+            self.text_tokens.append(range(max(each.start, self._num_told), each.stop))
+            self._num_told = max(self._num_told, each.stop)
 
     @property
     def num_thought_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -46,10 +47,12 @@ class Events:
     at the answer's beginning and end.
     """
 
-    def __init__(self, most_calls: int = 0) -> None:
-        """`most_calls`: 0: any number."""
-        self._most_calls = most_calls
+    def __init__(self, most_calls: int, num_taken: Callable[[], int]) -> None:
+        """`most_calls`: 0: any number. `num_taken`: how many characters of the answer were read."""
+        self._most_calls, self._num_taken = most_calls, num_taken
         self.all: list[Event] = []
+        self.text_places: list[tuple[int, int]] = []  # of each Text: its first character, and that behind it
+        self._begins = 0  # this part
         self.num_ended = 0  # calls
         self._kind: Said | None = None
         self._spaces = ""  # held back: a marker may follow
@@ -66,11 +69,18 @@ class Events:
         said = text.rstrip()
         self._spaces = text[len(said) :]
         if said:
-            self.all.append(kind(said))
+            self._tell(kind, said, len(self._spaces))
+
+    def _tell(self, kind: Said, text: str, num_held: int) -> None:
+        self.all.append(kind(text))
+        if kind is Text:
+            end = self._num_taken() - num_held
+            self.text_places.append((max(self._begins, end - len(text)), end))
 
     def cut(self) -> None:
         """A marker ends the part."""
         self._kind, self._spaces, self._strips = None, "", True
+        self._begins = self._num_taken()
 
     def begin(self, name: str) -> None:
         self.cut()
@@ -90,5 +100,5 @@ class Events:
     def finish(self) -> None:
         """The answer is over."""
         if self._kind is Text and self._spaces:
-            self.all.append(Text(self._spaces))
+            self._tell(Text, self._spaces, 0)
         self._spaces = ""

@@ -6,6 +6,7 @@ before the ensemble has sent it.
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
@@ -32,6 +33,8 @@ class Feeding:
         self._tokens = tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting: deque[tuple[str, int]] = deque()  # a text, and how many characters are shown of it
+        self._ends: list[int] = []  # of each token: how many characters there are with it
+        self._num_spelled = 0
         self._num_due = 0  # characters that the ensemble has sent, and that wait
         self._is_first = True
 
@@ -40,9 +43,19 @@ class Feeding:
         self._num_due += len(piece.text)
         for token in piece.output_ids:
             self._spell(token)
+            self._ends.append(self._num_spelled)
         if piece.finish_reason:
             self._text(self._decoder.decode(b"", True))
         return self._certain() + self._unknown(piece)
+
+    def tokens_of(self, begin: int, end: int) -> range:
+        """Those that have a part of these characters, by their numbers in the answer. Of tokens that share a
+        character the last one has it, and the others stand where it begins.
+        """
+        first = bisect_right(self._ends, begin)
+        while first and begin == self._ends[first - 1] == (self._ends[first - 2] if first > 1 else 0):
+            first -= 1
+        return range(first, min(bisect_left(self._ends, end) + 1, len(self._ends)))
 
     def _spell(self, token: int) -> None:
         data = self._vocabulary.bytes_of(token, self._is_first)
@@ -51,7 +64,7 @@ class Feeding:
             self._text(self._decoder.decode(b"", True))
             self._decoder.reset()
             if mark is not None:
-                self._waiting.append((self._tokens.characters[mark], 0))
+                self._wait(self._tokens.characters[mark], 0)
             return
         self._is_first = False
         text = self._decoder.decode(data)
@@ -59,11 +72,15 @@ class Feeding:
             self._text(text)
             return
         self._text(text.removesuffix(mark))
-        self._waiting.append((self._tokens.characters[mark], len(mark)))
+        self._wait(self._tokens.characters[mark], len(mark))
 
     def _text(self, text: str) -> None:
         if text:
-            self._waiting.append((text, len(text)))
+            self._wait(text, len(text))
+
+    def _wait(self, text: str, num_shown: int) -> None:
+        self._waiting.append((text, num_shown))
+        self._num_spelled += len(text)
 
     def _certain(self) -> str:
         found = []

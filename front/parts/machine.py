@@ -46,7 +46,7 @@ class Machine:
     def __init__(self, form: Format, tokens: Tokens, expected: Expected) -> None:
         spelled = {character: text for text, character in tokens.characters.items()}
         self._came = Came(spelled, tokens.hidden)
-        self._events = Events(expected.most_calls)
+        self._events = Events(expected.most_calls, lambda: self._came.num_taken)
         self._form = form
         self._takes_calls = bool(expected.schemas)
         spell = tokens.spell
@@ -62,16 +62,28 @@ class Machine:
         self._channels = (
             ChannelReader(spell, self._came, self._events, self._takes_calls) if form.has_channels else None
         )
+        self._open = ""  # what closes the thought that is read
         self._running = self._run()
 
     def feed(self, text: str, is_over: bool = False) -> list[Event]:
         """Returns what is certain now. `is_over`: the answer ends with this text."""
+        self._events.text_places = []
         self._came.add(text, is_over)
         next(self._running, None)
         if is_over:
             self._events.finish()
         events, self._events.all = self._events.all, []
         return events
+
+    @property
+    def open_thought(self) -> str:
+        """What closes the thought in which the answer is, or was when it ended; empty: it is in none."""
+        return self._came.letters(self._open)
+
+    @property
+    def text_places(self) -> list[tuple[int, int]]:
+        """Of each Text that `feed` has returned last: where it begins and ends in what was fed."""
+        return self._events.text_places
 
     def _run(self) -> Reading[None]:
         try:
@@ -105,9 +117,12 @@ class Machine:
     def _thought(self, closes: str) -> Reading[None]:
         """Up to its end, or to a call that begins with a token."""
         calls = (self._call_mark,) if self._takes_calls and IS_TOKEN.match(self._call_mark) else ()
+        self._open = closes
         found = yield from self._came.until(
             Markers((closes, *calls)), lambda text: self._events.say(Thought, text)
         )
+        if found:
+            self._open = ""
         self._events.cut()
         if found in calls:
             yield from self._call(found)

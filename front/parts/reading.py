@@ -68,6 +68,7 @@ class Came:
         self._at = 0
         self._is_over = False
         self._kept: list[str] | None = None
+        self.num_taken = 0  # characters
 
     def add(self, text: str, is_over: bool) -> None:
         self._text = self._text[self._at :] + text
@@ -95,6 +96,7 @@ class Came:
         """The next characters, which have come."""
         found = self._text[self._at : self._at + count]
         self._at += count
+        self.num_taken += len(found)
         if self._kept is not None:
             self._kept.append(found)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,35 @@ def test_a_thought_comes_back_as_it_was_given(
     said = {"role": "assistant", "content": "ok"}
     turns = turns_of(ResponsesAsk(input=[others, said, thought, said]))
     assert [turn.thought for turn in turns] == ["", THOUGHT]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_log_probabilities_of_a_text_are_those_of_its_own_tokens(
+    tool_front: Front, ensemble: Ensemble, answers: Answers, sizes: tuple[int, ...]
+) -> None:
+    """Not those of the thought before it and of the calls behind it. A text behind a call has its own."""
+    called = ANSWER.partition("<tool_call>")[2]
+    for text, wanted in ((ANSWER, [TEXT]), (f"Now.<tool_call>{called}\nIs it now?", ["Now.", "Is it now?"])):
+        scores = iter(range(1000))
+        ensemble.pieces = [
+            replace(each, output_log_probs=tuple(-float(next(scores)) for _ in each.output_ids))
+            for each in answers.pieces(text, sizes)
+        ]
+        body = {**ASKED, "include": ["message.output_text.logprobs"]}
+        output = ask(tool_front, RESPONSES, body)[2]["output"]
+        parts = [each["content"][0] for each in output if each["type"] == "message"]
+        assert [part["text"] for part in parts] == wanted
+        for part in parts:
+            spelled = b"".join(bytes(each["bytes"]) for each in part["logprobs"])
+            assert spelled.decode().strip() == part["text"]
+            numbers = [-each["logprob"] for each in part["logprobs"]]
+            assert numbers == list(range(int(numbers[0]), int(numbers[0]) + len(numbers)))
+        came = events(tool_front, RESPONSES, body)
+        streamed = [
+            each for name, data in came if name == "response.output_text.delta" for each in data["logprobs"]
+        ]
+        said = [each["token"] for part in parts for each in part["logprobs"]]
+        assert [each["token"] for each in streamed] == said
 
 
 def test_only_one_call_of_a_response_where_several_may_not_be(
