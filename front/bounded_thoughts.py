@@ -16,11 +16,9 @@ from client.parameters import Parameters
 from client.wire import Piece, Prompt
 from front.answers import Asker
 from front.errors import refused
-from front.expecting import open_thought
-from front.lasting import joined
 from front.model import Model
 from front.parameters import UNTIL_THE_CONTEXT_ENDS
-from front.parts.answer import Shape
+from front.parts.answer import Parts, Shape
 
 SENTENCE = "\n\nI have thought long enough, so I answer now.\n"
 
@@ -41,21 +39,14 @@ class BoundedThoughts:
     """Asks for answers of one shape."""
 
     def __init__(self, client: Asker, model: Model, shape: Shape, tokens: int) -> None:
-        self._client, self._model, self._tokens = client, model, tokens
+        self._client, self._model, self._shape, self._tokens = client, model, shape, tokens
         pairs = model.form.thoughts if model.form is not None else ()
-        # of a thought that the prompt has opened
-        self._begun = next((opens for opens, closes in pairs if closes == shape.expected.open_thought), "")
         tokenizer = model.checkpoint.tokenizer
         texts = {closes: f"{SENTENCE}{closes}\n\n" for _, closes in pairs}
         self._closing: dict[str, tuple[int, ...]] = {
             closes: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
             for closes, text in texts.items()
         }
-
-    async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
-        """As AsyncClient's."""
-        async with contextlib.aclosing(self.stream(prompt, **parameters)) as pieces:
-            return joined([piece async for piece in pieces])
 
     async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
         """As AsyncClient's."""
@@ -115,9 +106,10 @@ class BoundedThoughts:
 
     def _closed(self, came: Sequence[Piece], parameters: Parameters) -> list[Piece]:
         """The last of the pieces that `came`, and one that closes the thought; empty: none is open."""
-        ids = [token for piece in came for token in piece.output_ids]
-        text = self._begun + "".join(self._model.spelled(token, i == 0)[0] for i, token in enumerate(ids))
-        closing = self._closing.get(open_thought(self._model.form, text)) if came else None
+        parts = Parts(self._model, self._shape)
+        for piece in came:
+            parts.add(piece)
+        closing = self._closing.get(parts.open_thought)
         if closing is None:
             return []
         shown = b"".join(self._model.bytes_of(token, False) or b"" for token in closing)

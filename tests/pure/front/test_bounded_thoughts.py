@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,24 @@ def test_an_answer_without_an_open_thought_goes_on_where_it_was(
     message = ask(tool_front, CHAT, body)[2]["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("It is Łódź.", "Hm.")
     assert list(ensemble.asked[-1]["delivered_ids"]) == ids(tokenizer, text)[:-2]
+
+
+def test_a_mark_that_is_spelled_in_letters_opens_no_thought(
+    tool_front: Front, ensemble: Ensemble, tokenizer: Tokenizer
+) -> None:
+    """Its tokens are those of the letters, not the mark's own."""
+    said = "Write <think> first"
+    tokens = [token for each in said for token in ids(tokenizer, each)]
+    pieces = [
+        Piece(tool_front.model.spelled(token, False)[0], num_output_tokens=1, output_ids=(token,))
+        for token in tokens
+    ]
+    pieces[-1] = replace(pieces[-1], finish_reason="length")
+    ensemble.turns = [pieces, [replace(pieces[-1], finish_reason="stop")]]
+    body = {"messages": MESSAGES, "thinking_token_budget": len(tokens)}
+    message = ask(tool_front, CHAT, body)[2]["choices"][0]["message"]
+    assert list(ensemble.asked[-1]["delivered_ids"]) == tokens[:-1]
+    assert (message["content"], message.get("reasoning")) == (said, None)
 
 
 def test_an_answer_that_ends_before_is_asked_for_once(
