@@ -23,6 +23,7 @@ from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.messages import plain_messages
 from front.model import Model
+from front.names import by_names, naming
 from front.one_call import one_call
 from front.parameters import parameters_of
 from front.parts.answer import Parts
@@ -43,7 +44,9 @@ class Chat(Answering):
 
     def __init__(self, ask: ChatAsk, model: Model, client: AsyncClient) -> None:
         """Raises ProblemError."""
-        longest = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
+        longest, names = ask.max_tokens, {}
+        if ask.max_completion_tokens is not None:
+            longest, names = ask.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
         choice = choice_of(ask.tool_choice)
         tools = list(of_openai(ask.tools or ())) if choice.mode != NONE else []
         messages = plain_messages(ask.messages, model, bool(tools))
@@ -57,7 +60,8 @@ class Chat(Answering):
             text=wanted(ask.response_format, "response_format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)
-        choices = parameters_of(ask, longest, model)
+        with naming(names):
+            choices = parameters_of(ask, longest, model)
         if ask.top_logprobs and not ask.logprobs:
             raise refused("top_logprobs", f" = {ask.top_logprobs}: needs logprobs = true")
         for parameters in choices:
@@ -71,7 +75,7 @@ class Chat(Answering):
         asks = bounded(client, model, shape, ask.thinking_token_budget, "thinking_token_budget")
         asks = one_call(asks, model, shape)
         super().__init__(ask, [(messages, each) for each in choices], model, asks)
-        self._came = named(self._came, guide)
+        self._came = by_names(named(self._came, guide), names)
         self._scores = bool(ask.logprobs)
         self._texts = [TokenTexts(model, ask.stop_token_ids or (), False) for _ in choices]
         self._parts = [Parts(model, shape) for _ in choices]

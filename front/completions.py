@@ -14,10 +14,12 @@ from front.asks import CompletionAsk
 from front.fields import read_ask
 from front.log_prob_lists import LogProbLists
 from front.model import Model
+from front.names import by_names
 from front.parameters import parameters_of
 from front.prompts import prompts_of
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+NAMES = {"top_logprobs": "logprobs"}
 
 
 def answer_completion(body: bytes, model: Model, client: AsyncClient) -> Response:
@@ -45,6 +47,7 @@ class Completion(Answering):
                 parameters["return_prompt_log_probs"] = True
         questions = [(prompt, each) for prompt in prompts for each in choices]
         super().__init__(ask, questions, model, client)
+        self._came = by_names(self._came, NAMES)
         ends = ask.stop_token_ids or ()
         self._scores = [LogProbLists(model, ends, echoes) for _ in questions] if scores else None
 

@@ -103,6 +103,10 @@ class Connection(H11Protocol):
         self._outgoing = Outgoing(cast(asyncio.Transport, transport))
         super().connection_made(cast(Any, self._outgoing))
 
+    def _should_upgrade(self) -> bool:
+        """HTTP goes on, as it may: uvicorn warns of it twice in the log."""
+        return False
+
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP, and of what shall not go on."""
         problem = TINY if self._reader.has_tiny_chunks else INVALID

@@ -58,20 +58,24 @@ def of_anthropic(tools: Iterable[Any]) -> Iterator[Tool]:
             _say(f"skipped: tools of the type {str(tool.get('type'))[:40]!r}")
 
 
+def _each(tools: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the tools, and those inside a namespace."""
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            yield tool
+            if tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
+                yield from (each for each in tool["tools"] if isinstance(each, Mapping))
+
+
 def custom_of(tools: Iterable[Any]) -> frozenset[str]:
     """Returns the names of the custom tools among a chat's or a response's."""
-    found: set[str] = set()
-    for tool in tools:
-        if isinstance(tool, Mapping) and tool.get("type") == "custom":
-            found.update(each["function"]["name"] for each in of_openai([tool]))
-        elif isinstance(tool, Mapping) and isinstance(tool.get("tools"), list):
-            found |= custom_of(tool["tools"])
-    return frozenset(found)
+    custom = [tool for tool in _each(tools) if tool.get("type") == "custom"]
+    return frozenset(tool["function"]["name"] for tool in of_openai(custom))
 
 
 def strict_of(tools: Iterable[Any]) -> frozenset[str]:
     """Returns the names of the tools that say `strict: true`, in any interface."""
-    inner = [tool.get(str(tool.get("type")), tool) for tool in tools if isinstance(tool, Mapping)]
+    inner = [tool.get(str(tool.get("type")), tool) for tool in _each(tools)]
     named = [each for each in inner if isinstance(each, Mapping) and isinstance(each.get("name"), str)]
     return frozenset(each["name"] for each in named if each.get("strict") is True)
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from front.errors import ProblemError, json_response
+from front.names import renamed
 from front.responses import event
 
 PATH = "/v1/messages"
@@ -18,11 +19,12 @@ KINDS = {
     503: "overloaded_error",
 }
 TOO_LONG = "context_length_exceeded"
+NAMES = {"stop": "stop_sequences"}
 
 
 def body_of(problem: ProblemError) -> dict[str, Any]:
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
-    said = problem.body["error"]["message"]
+    said = renamed(problem, NAMES).body["error"]["message"]
     if problem.code == TOO_LONG:
         said = f"prompt is too long: {said}"  # the words by which clients know that they have to shorten it
     return {"type": "error", "error": {"type": KINDS.get(problem.status, other), "message": said}}

@@ -256,6 +256,14 @@ def test_errors_of_the_ensemble_have_anthropics_types(
         assert answer["error"]["message"].startswith("prompt is too long: ") == ("context" in said)
 
 
+def test_a_refusal_of_the_ensemble_has_the_name_of_the_clients_field(
+    front: Front, ensemble: Ensemble
+) -> None:
+    ensemble.error = "stop_words[0] = 300 bytes: must have 1 to 256 [invalid_value]"
+    answer = ask(front, PATH, {**BODY, "stop_sequences": ["a" * 300]})[2]
+    assert answer["error"]["message"] == "stop_sequences[0] = 300 bytes: must have 1 to 256"
+
+
 def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_last(
     front: Front, ensemble: Ensemble
 ) -> None:

@@ -300,6 +300,7 @@ def test_an_answer_may_go_on_with_the_last_message(sdk: openai.OpenAI, ensemble:
         ({"n": 129}, "n", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": 1 << 40}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
         ({"seed": 1 << 64}, "seed", None),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"ignore_eos": True}, "ignore_eos", "invalid_value"),

@@ -196,6 +196,15 @@ def test_a_bad_field_is_named(front: Front, body: dict[str, Any], param: str) ->
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+def test_a_refusal_of_the_ensemble_has_the_name_of_the_clients_field(
+    front: Front, ensemble: Ensemble
+) -> None:
+    ensemble.error = "num_top_log_probs = 30: must be between 0 and 20 [invalid_value]"
+    status, answer = post(front, "/v1/completions", prompt="a", logprobs=30)
+    assert (status, answer["error"]["param"]) == (400, "logprobs")
+    assert answer["error"]["message"] == "logprobs = 30: must be between 0 and 20"
+
+
 def test_tokens_are_those_of_the_door_and_come_back_as_text(front: Front) -> None:
     known = read_checkpoint(front.model.checkpoint.directory).tokenizer
     text = "def read(self): é"

@@ -170,6 +170,16 @@ def test_two_requests_at_once_are_answered_one_after_the_other(front: Front) -> 
     assert came.count(b"[DONE]") == 2
 
 
+def test_a_client_that_offers_another_protocol_is_answered_without_a_word_in_the_log(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(front) as connection:
+        offer = ("connection: upgrade, http2-settings", "upgrade: h2c", f"content-length: {len(BODY)}")
+        connection.sendall(head(COMPLETIONS, *offer) + BODY)
+        assert answer_on(connection)[0] == 200
+    assert "pgrade" not in caplog.text
+
+
 def test_a_client_of_an_older_http_gets_a_stream_without_chunks(front: Front) -> None:
     with connected(front) as connection:
         connection.sendall(head(COMPLETIONS, f"content-length: {len(BODY)}", version="1.0") + BODY)

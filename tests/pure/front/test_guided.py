@@ -16,6 +16,7 @@ from front.guided.writing import call_form, may_call, must_call, text_of, text_o
 from front.parts.events import Arguments, Begun, Ended
 from front.parts.formats import TABLE, THINK, Format
 from front.parts.machine import Expected, Machine, Tokens
+from front.tools import strict_of
 from tests.pure.front.conftest import MESSAGES
 from tests.support.answers import joined
 from tests.support.ensemble import Ensemble, Front
@@ -159,6 +160,11 @@ def test_formats_of_a_text_become_guides(front: Front, ensemble: Ensemble) -> No
         assert document(ensemble.asked[-1]) == wanted_form
     assert ask(front, "/v1/chat/completions", {**chat, "response_format": {"type": "text"}})[0] == 200
     assert "guided_decoding_guide" not in ensemble.asked[-1]
+
+
+def test_a_tool_within_a_namespace_may_be_strict() -> None:
+    inner = {"type": "function", "name": "f", "strict": True}
+    assert strict_of([{"type": "namespace", "name": "n", "tools": [inner, 5]}]) == {"f"}
 
 
 def test_a_strict_tool_is_guarded_where_calls_are_free(tool_front: Front, ensemble: Ensemble) -> None:
