@@ -23,6 +23,10 @@ class LoadedAdapters:
         self.wanted: AdapterVersion | None = None  # the first that a sequence waits for
         self._slots = slots
         self._waiting = waiting
+        # of the sequences whose turn is before that of the first which waits for `wanted`
+        self._earlier: set[str] = set()
+        # a sequence that was passed over for too long waits for its adapter: no other adapter gets into use
+        self._is_held_up = False
         # by digest, the longest unused first: number of the first step after the last that may compute it
         self._loaded: OrderedDict[str, int] = OrderedDict()
 
@@ -37,12 +41,18 @@ class LoadedAdapters:
     def is_loaded(self, adapter: AdapterVersion) -> bool:
         return not adapter.digest or adapter.digest in self._loaded
 
+    def is_open(self, digest: str) -> bool:
+        """Whether sequences with this adapter, or with none (""), may get a slot."""
+        return not digest or (digest in self._loaded and not self._is_held_up)
+
     def unused(self, first_running: int) -> str | None:
-        """The digest of the adapter that may be dropped first; None: sequences have all of them.
-        `first_running`: number of the oldest step that was launched and not read yet.
+        """The digest of the adapter that may be dropped first for the one that is `wanted`; None: sequences
+        have all of them, or wait with them and are earlier. `first_running`: number of the oldest step that
+        was launched and not read yet.
         """
         used = {sequence.request.adapter.digest for sequence in self._slots.sequences if sequence is not None}
         used |= {sequence.request.adapter.digest for sequence in self._slots.reserved.values()}
+        used |= set(filter(self._waiting.has_adapter, self._earlier))
         unused = (
             digest for digest, last in self._loaded.items() if digest not in used and last <= first_running
         )
@@ -50,17 +60,31 @@ class LoadedAdapters:
 
     def seatable(self) -> Iterator[Sequence]:
         """The waiting sequences whose adapter is loaded, in the order of their turns. Lazy. Notes the first
-        adapter that is missing. A sequence that has been passed over for too long lets none go before it.
+        adapter that is missing. Before a sequence that has been passed over for too long and whose adapter is
+        missing, only those without an adapter go: the others would keep theirs in use, and it waits until
+        one is unused.
         """
-        self.wanted = None
-        for sequence in self._waiting.in_order():
+        self.wanted, self._is_held_up = None, False
+        self._earlier.clear()
+        for sequence in self._waiting.in_order(self.is_open):
             adapter = sequence.request.adapter
             if self.is_loaded(adapter):
+                if self.wanted is None:
+                    self._earlier.add(adapter.digest)
                 yield sequence
                 continue
             self.want(adapter)
             if self._waiting.is_overdue(sequence):
+                self._is_held_up = True
+                yield from self._after(sequence)
                 return
+
+    def _after(self, overdue: Sequence) -> Iterator[Sequence]:
+        """Those whose turn is after that of `overdue`, and which may go."""
+        for sequence in self._waiting.in_order(self.is_open):
+            is_before = self._waiting.is_overdue(sequence) and sequence.arrival < overdue.arrival
+            if self.is_open(sequence.request.adapter.digest) and not is_before:
+                yield sequence
 
     def want(self, adapter: AdapterVersion) -> None:
         if self.wanted is None:
@@ -93,4 +117,4 @@ class LoadedAdapters:
 
     def _not_wanted(self, digest: str) -> None:
         if self.wanted is not None and self.wanted.digest == digest:
-            self.wanted = None
+            self.wanted, self._is_held_up = None, False

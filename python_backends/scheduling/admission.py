@@ -96,7 +96,9 @@ class Admission:
         if contention is Contention.AMPLE:
             others_come = self._outlook.forget_if_old()
         else:
-            others_come = self._outlook.refresh(contention is Contention.SLOTS, self._first_waiting)
+            others_come = self._outlook.refresh(
+                contention is Contention.SLOTS, self._first_waiting, self._can_go
+            )
         self._may_admit |= others_come
 
     def select(self) -> list[Sequence]:
@@ -123,7 +125,11 @@ class Admission:
         return replace(view, try_reserve=self._outlook.future.trial())
 
     def _first_waiting(self, count: int) -> list[Sequence]:
-        return list(islice(self._waiting.in_order(), count))
+        return list(islice(self._waiting.in_order(self._adapters.is_open), count))
+
+    def _can_go(self, sequence: Sequence) -> bool:
+        """Whether nothing but a slot and memory keeps it waiting."""
+        return self._adapters.is_open(sequence.request.adapter.digest) and self._guides.is_ready(sequence)
 
 
 def contention_of(fits_all: bool, num_free_slots: int, num_slots: int) -> Contention:

@@ -29,13 +29,17 @@ class GuidesOfWaiting:
         """From now on sequences with guides get a slot when they are ready."""
         self._is_ready = is_ready
 
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether its answer follows no guide, or one whose matcher is made."""
+        return self._is_ready is None or not sequence.request.sampling.grammar or self._is_ready(sequence)
+
     def seatable(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
         """Those of `sequences`, in the order of their turns, that are ready. Lazy. Notes the first that are
         not. A sequence that has been passed over for too long lets none go before it.
         """
         self._missing = []
         for sequence in sequences:
-            if self._is_ready is None or not sequence.request.sampling.grammar or self._is_ready(sequence):
+            if self.is_ready(sequence):
                 yield sequence
                 continue
             if len(self._missing) < MOST_MISSING:

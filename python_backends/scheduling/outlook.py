@@ -75,9 +75,14 @@ class Outlook:
             self.order.forget()
         return drops_curve or drops_order
 
-    def refresh(self, slots_are_scarce: bool, first_waiting: Callable[[int], list[Sequence]]) -> bool:
+    def refresh(
+        self,
+        slots_are_scarce: bool,
+        first_waiting: Callable[[int], list[Sequence]],
+        can_go: Callable[[Sequence], bool],
+    ) -> bool:
         """Computes everything again if that is due: for all slots, and for as many of the waiting as a step
-        may look at. False: it was not.
+        may look at, those that `can_go` in any case. False: it was not.
         """
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
@@ -85,7 +90,8 @@ class Outlook:
         self._refreshed_s = self._clock()
         num_head = HEAD + self._slots.num_free
         if self.order is not None:
-            self.order.sort(num_head, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
+            usual_tokens = self.future.lengths.usual_tokens
+            self.order.sort(num_head, usual_tokens, self._seconds, slots_are_scarce, can_go)
         self.future.compute(first_waiting(num_head))
         return True
 

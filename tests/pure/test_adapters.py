@@ -16,12 +16,22 @@ from python_backends.engine.protocol import BadAdapterError, ReadAdapter
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread, Listed, Loaded, NotLoaded
 from python_backends.instance.adapters import InstanceAdapters
-from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling, WaitReason
+from python_backends.nouns.request import (
+    BASE,
+    AdapterVersion,
+    LengthPrediction,
+    ModelLimits,
+    Request,
+    Sampling,
+    WaitReason,
+)
 from python_backends.nouns.step import Admit, Release, SlotOperation, StepOutput
 from python_backends.scheduling.handover import RefusedMove
 from python_backends.scheduling.slot_scheduler import SlotScheduler
+from python_backends.settings import SchedulingSettings
 from tests.support.server.serving import wait_for
 
+BOUND_S = 10.0  # that a request may be passed over
 A, B, C = (AdapterVersion(name, "1", digest * 16) for name, digest in (("a", "0a"), ("b", "0b"), ("c", "0c")))
 
 
@@ -223,6 +233,7 @@ class Adapters:
         self.ordered: list[AdapterVersion] = []
         self.news: list[Any] = []
         self.installed: list[str] = []
+        self.num_installed = 0  # so often
 
     @property
     def has_news(self) -> bool:
@@ -240,6 +251,7 @@ class Adapters:
 
     def install_adapter(self, digest: str, weights: Any) -> None:
         self.installed.append(digest)
+        self.num_installed += 1
 
     def drop_adapter(self, digest: str) -> None:
         self.installed.remove(digest)
@@ -251,9 +263,15 @@ class Adapters:
 class Served:
     """A slot scheduler whose steps are computed by hand: every token is 1."""
 
-    def __init__(self, max_loaded: int, num_slots: int = 4) -> None:
+    def __init__(
+        self, max_loaded: int, num_slots: int = 4, num_blocks: int = 64, policy: str = "ours"
+    ) -> None:
         self.now_s = 0.0
-        self.scheduler = SlotScheduler(ModelLimits(64, 100, num_slots, 64, 4), clock=lambda: self.now_s)
+        self.scheduler = SlotScheduler(
+            ModelLimits(64, 100, num_slots, num_blocks, 4),
+            settings=SchedulingSettings(policy),
+            clock=lambda: self.now_s,
+        )
         self.parts = Adapters()
         self.adapters = InstanceAdapters(
             self.scheduler,
@@ -264,9 +282,11 @@ class Served:
         )
         self.operations: list[SlotOperation] = []
 
-    def submit(self, number: int, adapter: AdapterVersion, max_tokens: int = 20) -> None:
-        prompt = np.arange(9, dtype=np.int32)
-        request = Request(number, prompt, Sampling(max_tokens), adapter=adapter)
+    def submit(
+        self, number: int, adapter: AdapterVersion, max_tokens: int = 20, length: int = 9, grammar: str = ""
+    ) -> None:
+        prompt = np.arange(length, dtype=np.int32)
+        request = Request(number, prompt, Sampling(max_tokens, grammar=grammar), adapter=adapter)
         self.scheduler.submit(request, np.zeros(0, np.int32))
 
     def turn(self) -> list[Any]:
@@ -351,9 +371,58 @@ def test_a_sequence_that_was_passed_over_for_too_long_lets_none_go_before_it() -
     served.turns(3)
     assert served.scheduler.slots.num_free == 1
     assert served.admitted == ["a", "a"], "its adapter is loaded, and it waits"
+    served.submit(5, BASE, max_tokens=2)
+    served.turns(1)
+    assert served.admitted == ["a", "a", ""], "it keeps no adapter in use"
+    served.turns(2)
     served.scheduler.cancel(3)
     served.turns(4)
-    assert served.admitted == ["a", "a", "b"]
+    assert served.admitted == ["a", "a", "", "b"]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
+@pytest.mark.parametrize("policy", ["fcfs", "ours"])
+def test_many_that_wait_for_an_adapter_or_a_guide_hide_none_behind_them(policy: str, seconds: float) -> None:
+    """Requests with another adapter keep the one that is loaded in use, so they wait behind one of the many
+    that was passed over for too long.
+    """
+
+    def wait() -> None:
+        served.now_s += seconds
+        served.turns(1)
+
+    served = Served(max_loaded=1, num_slots=4, policy=policy)
+    served.scheduler.guides.wait_for(lambda sequence: False)
+    served.submit(1, A, max_tokens=50)
+    served.turns(4)
+    for number in range(100, 300):
+        served.submit(number, B)
+    wait()
+    served.submit(2, BASE)
+    wait()
+    for number in range(300, 500):
+        served.submit(number, BASE, grammar="nobody prepares it")
+    wait()
+    served.submit(3, BASE)
+    served.submit(4, A)
+    wait()
+    assert served.admitted == (["a", "", "", "a"] if seconds < BOUND_S else ["a", "", ""])
+
+
+@pytest.mark.parametrize("max_loaded", [1, 2])
+def test_no_adapter_is_dropped_that_an_earlier_request_waits_with(max_loaded: int) -> None:
+    """None of them fits into memory beside the first request, and each is passed over."""
+    served = Served(max_loaded, num_blocks=20)
+    served.submit(1, BASE, max_tokens=55)
+    served.scheduler.predict(1, LengthPrediction(54.0, np.full(6, 54, np.float32)))
+    served.turns(2)
+    for number, adapter in enumerate((A, B, C)[: max_loaded + 1], 2):
+        served.submit(number, adapter, length=40)
+    served.turns(10)
+    assert served.admitted == [""]
+    assert served.parts.num_installed == max_loaded
+    served.turns(120)
+    assert served.admitted == ["", "a", "b", "c"][: max_loaded + 2]
 
 
 def test_what_cannot_be_loaded_ends_the_requests_that_wait_for_it() -> None:

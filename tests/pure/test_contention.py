@@ -66,7 +66,7 @@ def test_to_ask_changes_nothing(model: Path) -> None:
 def test_when_an_old_curve_goes_those_are_looked_at_that_it_has_refused(model: Path) -> None:
     instance = Instance(model, slots=4, blocks=16, policy="ours")
     outlook = instance.scheduler.outlook
-    outlook.refresh(False, lambda _: [])
+    outlook.refresh(False, lambda _: [], lambda _: True)
     assert outlook.future.has_curve
     assert not outlook.forget_if_old(), "it is new"
     outlook._refreshed_s -= REFRESHED_S

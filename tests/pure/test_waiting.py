@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from benchmarks.host_time.loop import ChangingQueue, WaitingStreams
-from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.request import BASE, AdapterVersion, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.waiting import WaitingList
 from tests.support.examples import examples
 
 BOUND_S = 10.0
+ADAPTERS = (BASE, AdapterVersion("a", "1", "0a"), AdapterVersion("b", "1", "0b"))
 
 
-def sequence(arrival: int, priority: int = 0) -> Sequence:
-    request = Request(arrival, np.zeros(1, np.int32), Sampling(1), priority=priority)
+def sequence(arrival: int, priority: int = 0, adapter: AdapterVersion = BASE) -> Sequence:
+    request = Request(arrival, np.zeros(1, np.int32), Sampling(1), priority=priority, adapter=adapter)
     return Sequence(request, np.zeros(0, np.int32), arrival, 0)
 
 
@@ -35,16 +36,21 @@ class WaitingStates(RuleBasedStateMachine):
         self.by_priority = by_priority
         self.waiting = WaitingList(BOUND_S, lambda: self.now_s, by_priority)
         self.here: list[Sequence] = []
+        self.since: dict[int, float] = {}  # by arrival
         self.seated: list[Sequence] = []
         # (when, arrival of who was seated before somebody who came earlier)
         self.passes: list[tuple[float, int]] = []
         self.arrivals = 0
 
-    @rule(priority=st.integers(-2, 2))
-    def arrive(self, priority: int) -> None:
-        self.here.append(sequence(self.arrivals, priority))
-        self.waiting.add(self.here[-1])
+    @rule(priority=st.integers(-2, 2), adapter=st.sampled_from(ADAPTERS))
+    def arrive(self, priority: int, adapter: AdapterVersion) -> None:
+        self.enter(sequence(self.arrivals, priority, adapter))
         self.arrivals += 1
+
+    def enter(self, sequence: Sequence) -> None:
+        self.here.append(sequence)
+        self.since[int(sequence.arrival)] = self.now_s
+        self.waiting.add(sequence)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:
@@ -75,8 +81,7 @@ class WaitingStates(RuleBasedStateMachine):
         """Back to its old place."""
         back = data.draw(st.sampled_from(self.seated))
         self.seated.remove(back)
-        self.here.append(back)
-        self.waiting.add(back)
+        self.enter(back)
 
     @invariant()
     def the_order_is_that_of_the_model(self) -> None:
@@ -84,13 +89,29 @@ class WaitingStates(RuleBasedStateMachine):
             waiting.arrival for waiting in self.order()
         ]
         assert len(self.waiting) == len(self.here)
+        assert [waiting.arrival for waiting in self.waiting] == sorted(each.arrival for each in self.here)
         self.waiting.check_integrity()
+
+    @rule(closed=st.sets(st.sampled_from(ADAPTERS[1:])))
+    def of_those_that_can_not_go_the_first_is_there(self, closed: set[AdapterVersion]) -> None:
+        """And one more at most, however many wait."""
+        digests, order = {adapter.digest for adapter in closed}, self.order()
+        turns = list(self.waiting.in_order(lambda digest: digest not in digests))
+        places = [order.index(each) for each in turns]
+        assert places == sorted(places)
+        for adapter in ADAPTERS:
+            all_of_it, there = (
+                [each for each in some if each.request.adapter == adapter] for some in (order, turns)
+            )
+            assert there == all_of_it or (adapter in closed and there[0] is all_of_it[0] and len(there) <= 2)
 
     def order(self) -> list[Sequence]:
         return sorted(self.here, key=self.rank if self.by_priority else lambda waiting: waiting.arrival)
 
     def rank(self, waiting: Sequence) -> tuple[int, int, int]:
-        if any(when + BOUND_S <= self.now_s and arrival > waiting.arrival for when, arrival in self.passes):
+        is_old = self.since[int(waiting.arrival)] + BOUND_S <= self.now_s
+        passes = [arrival for when, arrival in self.passes if when + BOUND_S <= self.now_s]
+        if is_old and max(passes, default=0) > waiting.arrival:
             return 0, 0, waiting.arrival
         return 1, -waiting.request.priority, waiting.arrival
 
@@ -123,6 +144,26 @@ def test_who_was_passed_over_for_too_long_goes_first() -> None:
         if chosen is first:
             break
     assert now_s[0] == 110.0
+
+
+def test_who_comes_back_or_from_elsewhere_is_not_overdue_before_it_has_waited_here() -> None:
+    """Somebody was passed over long ago, and has gone."""
+    now_s = [0.0]
+    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    passed, later = sequence(1), sequence(2)
+    waiting.add(passed)
+    waiting.add(later)
+    waiting.seat(later)
+    now_s[0] = 100.0
+    waiting.seat(passed)
+    evicted, urgent = sequence(0, priority=-1), sequence(3, priority=1)
+    waiting.add(evicted)
+    waiting.add(urgent)
+    for _ in range(19):
+        now_s[0] += 0.5
+        assert next(waiting.in_order()) is urgent
+    now_s[0] += 0.5
+    assert next(waiting.in_order()) is evicted
 
 
 def test_to_ask_what_the_head_needs_changes_nothing() -> None:

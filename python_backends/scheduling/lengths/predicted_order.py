@@ -10,7 +10,7 @@ waiting list and the slot scheduler; the ranks are policies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -132,9 +132,11 @@ class PredictedOrder:
         usual_tokens: float,
         seconds: Callable[[Array, Array], tuple[Array, Array]],
         slots_are_scarce: bool = True,
+        can_go: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
         """Computes the order again, the first `count` of it. `usual_tokens`: of answers for which nothing is
-        predicted; `seconds`: what the prefill of [n] prompt tokens and [n] answer tokens take.
+        predicted; `seconds`: what the prefill of [n] prompt tokens and [n] answer tokens take. Where some of
+        these first ones can't go, more follow.
 
         When slots are scarce, overtaking makes others wait, and `patience_s` limits it. When memory is
         scarce, admission by predicted length raises the throughput for all requests, so there is no such
@@ -152,8 +154,11 @@ class PredictedOrder:
         patience_s = max(self._ttft_s, PATIENCE * longest_s) if slots_are_scarce else math.inf
         slack_s = first_due_s - prefill_s - now_s
         rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
-        first = places[least(rank, priority, arrival, count)]
-        self._head = {self._sequences[place].request_id: self._sequences[place] for place in first}
+        first = [self._sequences[place] for place in places[least(rank, priority, arrival, count)]]
+        if not all(map(can_go, first)):
+            in_order = (self._sequences[place] for place in places[least(rank, priority, arrival, len(rank))])
+            first = _with_more(in_order, count, can_go)
+        self._head = {sequence.request_id: sequence for sequence in first}
 
     def _look_on(self) -> NDArray[np.int64]:
         """The places to sort now: all, or, if more than LOOKED_AT wait, the head and the next LOOKED_AT."""
@@ -189,6 +194,22 @@ class PredictedOrder:
             if sequence.num_output_tokens
             else sequence.prediction.mean
         )
+
+
+def _with_more(
+    in_order: Iterable[Sequence], count: int, can_go: Callable[[Sequence], bool]
+) -> list[Sequence]:
+    """The first `count` of these that can go, and of the others before them the first HEAD."""
+    first: list[Sequence] = []
+    num_going = 0
+    for sequence in in_order:
+        goes = can_go(sequence)
+        num_going += goes
+        if goes or len(first) - num_going < HEAD:
+            first.append(sequence)
+        if num_going == count:
+            break
+    return first
 
 
 def least(rank: Array, priority: Array, arrival: Array, count: int) -> NDArray[np.intp]:
