@@ -56,7 +56,7 @@ class Chat(Answering):
             choice,
             calls_one=ask.parallel_tool_calls is False,
             strict=strict_of(ask.tools or ()),
-            inputs=inputs_of(ask.tools or ()),
+            inputs=inputs_of(ask.tools or ()) if tools else {},
             text=wanted(ask.response_format, "response_format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)

@@ -11,10 +11,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
-SPECIAL = ['"', "\\", *map(chr, range(0x20))]
-PLAIN = r'[^"\\\x00-\x1f]'
-ANY = r"[\x00-\U0010ffff]"
-USUAL = [chr(each) for each in range(0x20, 0x300) if chr(each) not in SPECIAL]  # is a class of escaped ones?
+from front.guided.escaped import CannotQuoteError, among, letter, pattern_of
+
 # what llguidance knows by these names, so far as it has characters that are escaped
 COMMON = {
     "LF": r"/\n/",
@@ -31,24 +29,15 @@ TOKEN = re.compile(
     rf"|(?P<pattern>{PATTERN})(?P<flags>[imslux]*)"
     r"|%import\s+common\.(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?"
     r"|(?P<other>%(?!ignore\b|import\s+common\.)\S*)"
+    r'|(?P<open>["/\0])'
 )
-TEXTS = re.compile(rf"({TEXT}i?|{PATTERN}[imslux]*)")
+HELD = re.compile(rf"({TEXT}i?|{PATTERN}[imslux]*|%import\s+common\.\w+(?:\s*->\s*\w+)?)")
 ALIAS = re.compile(r"->\s*\w+")
 IGNORES = re.compile(r"^%ignore", re.MULTILINE)
 RULE = re.compile(r"^[?!]?([A-Za-z_]\w*)\s*:", re.MULTILINE)
 NAME = re.compile(r"[A-Za-z_]\w*")
 MARK = "\0"
-HELD = re.compile("\0(\\d+)\0")
-ATOM = re.compile(
-    r"(?P<class>\[\^?\]?(?:[^\]\\]|\\.)*\])|(?P<named>\(\?P?<\w+>)|(?P<group>\((?:\?:)?)|(?P<around>\(\?)"
-    r"|(?P<count>\{\d+(?:,\d*)?\}\??)|(?P<mark>[)|*+?])|(?P<kind>\\[dDwWsS])|(?P<edge>\^|\$|\\[bBAzZ])"
-    r"|(?P<escape>\\x[\da-fA-F]{2}|\\u[\da-fA-F]{4}|\\.)|(?P<any>\.)|(?P<letter>.)",
-    re.DOTALL,
-)
-
-
-class CannotQuoteError(Exception):
-    """Says which part of a grammar has no such form."""
+MARKED = re.compile("\0(\\d+)\0")
 
 
 def quoted(grammar: str) -> str:
@@ -62,10 +51,14 @@ def quoted(grammar: str) -> str:
 
 
 def _joined(grammar: str) -> str:
-    parts = TEXTS.split(grammar)  # every second one is a text or a pattern
+    parts = HELD.split(grammar)  # every second one is a text, a pattern or an import
     bare = "".join(part if i % 2 == 0 else f"{MARK}{i}{MARK}" for i, part in enumerate(parts))
     rules = RULE.split(ALIAS.sub("", bare))
-    bodies = dict(zip(rules[1::2], rules[2::2], strict=True))
+    bodies: dict[str, str] = {}
+    for name, body in zip(rules[1::2], rules[2::2], strict=True):
+        if name in bodies:
+            raise CannotQuoteError(f"{name[:40]}: there are two rules of this name")
+        bodies[name] = body
     uses = {name: {each for each in NAME.findall(body) if each in bodies} for name, body in bodies.items()}
     whole = _without_recursion(uses)
     joined = {name: f"JOINED_{name.upper()}" for name in bodies if name.islower() and name in whole}
@@ -76,7 +69,7 @@ def _joined(grammar: str) -> str:
         )
     if "start" in joined:
         lines.append(f"\nstart: {joined['start']}\n")
-    return HELD.sub(lambda found: parts[int(found[1])], "".join(lines))
+    return MARKED.sub(lambda found: parts[int(found[1])], "".join(lines))
 
 
 def _without_recursion(uses: Mapping[str, set[str]]) -> set[str]:
@@ -103,7 +96,7 @@ def _range(found: re.Match[str]) -> str:
     first, last = _read(found["first"]), _read(found["last"])
     if len(first) != 1 or len(last) != 1:
         raise CannotQuoteError(f"{found[0]}: a range has two characters")
-    return f"/{_among(f'[{re.escape(first)}-{re.escape(last)}]')}/"
+    return f"/{among(f'[{letter(first)}-{letter(last)}]')}/"
 
 
 def _text(found: re.Match[str]) -> str:
@@ -115,7 +108,7 @@ def _text(found: re.Match[str]) -> str:
 
 def _regex(found: re.Match[str]) -> str:
     flags = found["flags"]
-    return f"/{_pattern(found['pattern'][1:-1], 's' in flags)}/{flags.replace('s', '')}"
+    return f"/{pattern_of(found['pattern'][1:-1], 's' in flags)}/{flags.replace('s', '')}"
 
 
 def _common(found: re.Match[str]) -> str:
@@ -127,6 +120,10 @@ def _unknown(found: re.Match[str]) -> str:
     raise CannotQuoteError(f"{found['other'][:40]}: only %ignore and %import common.NAME are known")
 
 
+def _open(found: re.Match[str]) -> str:
+    raise CannotQuoteError(f"{found.string[found.start() :][:40]!r}: no text or pattern ends here")
+
+
 MADE: dict[str, Callable[[re.Match[str]], str]] = {
     "comment": lambda _: "",
     "first": _range,
@@ -134,6 +131,7 @@ MADE: dict[str, Callable[[re.Match[str]], str]] = {
     "pattern": _regex,
     "name": _common,
     "other": _unknown,
+    "open": _open,
 }
 
 
@@ -142,41 +140,3 @@ def _read(text: str) -> str:
         return str(json.loads(text, strict=False))
     except ValueError:
         raise CannotQuoteError(f"{text[:40]}: is no text, as JSON writes it") from None
-
-
-def _pattern(pattern: str, has_all: bool) -> str:
-    """`has_all`: a dot is a line break, too."""
-
-    def atom(found: re.Match[str]) -> str:
-        kind, text = found.lastgroup, found[0]
-        if kind in ("group", "count", "mark"):
-            return text
-        if kind == "named":
-            return "(?:"
-        if kind == "any":
-            return _among(ANY if has_all else r"[^\n]")
-        if kind in ("around", "edge"):
-            raise CannotQuoteError(f"/{pattern[:40]}/: {text} has no place within a string")
-        return _among(text if kind in ("class", "kind") else f"[{_letter(text)}]")
-
-    return ATOM.sub(atom, pattern)
-
-
-def _letter(text: str) -> str:
-    """Of a class."""
-    return text if text.startswith("\\") else re.escape(text)
-
-
-def _among(class_: str) -> str:
-    """One character of a class."""
-    try:
-        known = re.compile(class_)
-    except re.error as error:
-        raise CannotQuoteError(f"{class_[:40]}: {error}") from None
-    escaped = [json.dumps(each)[1:-1] for each in SPECIAL if known.fullmatch(each)]
-    if not escaped:
-        return class_
-    choices = [re.escape(each) for each in escaped]
-    if any(map(known.fullmatch, USUAL)):
-        choices.insert(0, PLAIN if class_ == ANY else f"[{class_}&&{PLAIN}]")
-    return f"(?:{'|'.join(choices)})"

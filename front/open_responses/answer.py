@@ -14,6 +14,7 @@ from front.errors import refused
 from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.fitting import fitted
+from front.guided.choice import NONE
 from front.guided.guide import named
 from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
@@ -55,7 +56,7 @@ class Answer:
             ask.choice,
             calls_one=ask.parallel_tool_calls is False,
             strict=strict_of(ask.given_tools),
-            inputs=inputs_of(ask.given_tools),
+            inputs=inputs_of(ask.given_tools) if ask.choice.mode != NONE else {},
             text=wanted((ask.text or {}).get("format"), "text.format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)

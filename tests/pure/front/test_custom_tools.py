@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +16,7 @@ from pydantic import TypeAdapter
 from front.errors import ProblemError
 from front.guided.inputs import inputs_of
 from front.parts.input import Input
+from tests.pure.front.conftest import MESSAGES
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask, events
 from tests.support.guided import END, allowed, drawn, matcher
@@ -58,6 +61,8 @@ CASES: list[tuple[str, str, list[str], list[str]]] = [
     ("lark", 'start: "x" /[^a]/ /\\w{2}/\n%ignore " "', ['x"bc', "x \\ b1", "x\x01 __"], ["xabc", "x"]),
     ("lark", 'start: W "a"i\nW: /a.c/s\n%import common.WS', ["a\ncA"], ["a\ncb"]),
     ("regex", r'"\w+"\n', ['"ab"\n'], ["ab\n", '"ab"', '"ab"\n\n']),
+    ("lark", "start: N common\ncommon: /x/\n%import common.INT -> N", ["12x"], ["x", "12"]),
+    ("lark", 'start: "/".."1" /["\u4e00]/ /[^\\u4e00]/', ['/"a', "0\u4e00b"], ['2"a', '0"\u4e00', "0ab"]),
 ]
 
 
@@ -91,6 +96,28 @@ def test_a_long_grammar_is_written_again_in_no_time() -> None:
     assert "JOINED_R1000" not in made
 
 
+@pytest.mark.parametrize(
+    "definition",
+    [
+        'start: "' + '\\"' * 8000,
+        "start: /" + "\\/" * 8000,
+        "start: /" + "[" * 16_000 + "/",
+        "start: /" + "".join(f'[a-{chr(0x4E00 + n)}"]' for n in range(2_600)) + "/",
+    ],
+    ids=["quotes", "slashes", "brackets", "classes"],
+)
+def test_a_grammar_that_means_harm_holds_up_no_stream(definition: str) -> None:
+    began_s = time.thread_time()
+    with contextlib.suppress(ProblemError):
+        guide("lark", definition)
+    assert time.thread_time() - began_s < 1
+
+
+def test_the_grammars_of_all_tools_together_are_bounded() -> None:
+    with pytest.raises(ProblemError, match=r"tools\[2\]\.format\.definition: the grammars of all"):
+        inputs_of([custom("lark", 'start: "a"' + " " * 6_000)] * 3)
+
+
 def test_what_is_drawn_by_a_grammar_is_json_of_a_text_of_it() -> None:
     made = guide("lark", 'start: ("a" | LF | /["\\\\]/)+ "."\n%import common.LF')
     texts = [drawn(matcher("structural_tag", made), seed, 200) for seed in range(6)]
@@ -106,6 +133,10 @@ def test_what_is_drawn_by_a_grammar_is_json_of_a_text_of_it() -> None:
         ({"syntax": "lark"}, "tools[0].format.definition: must be a text"),
         ({"syntax": "lark", "definition": 'start: %json {"a": 1}'}, "%json: only %ignore"),
         ({"syntax": "lark", "definition": "start: /^a$/"}, "/^a$/: ^ has no place within a string"),
+        ({"syntax": "lark", "definition": "start: /a(?=b)/"}, "/a(?=b)/: (? has no place within a string"),
+        ({"syntax": "lark", "definition": 'start: a\na: "b"\na: "c"'}, "a: there are two rules of this name"),
+        ({"syntax": "lark", "definition": 'start: "a" \0' + "9\0"}, "no text or pattern ends here"),
+        ({"syntax": "lark", "definition": "x" * 16_385}, "must have at most 16,384 characters"),
     ],
 )
 def test_a_grammar_that_can_not_be_honoured_is_refused_by_its_place(form: dict[str, Any], says: str) -> None:
@@ -129,6 +160,16 @@ def test_a_custom_tools_grammar_is_a_part_of_the_guide(tool_front: Front, ensemb
         begun = b'<tool_call>\n{"name": "patch", "arguments": {"input": "'
         found = matcher(asked["guided_decoding_guide_type"], asked["guided_decoding_guide"], begun)
         assert allowed(found) == [ord("a")]
+
+
+def test_a_grammar_that_no_call_follows_is_not_read(tool_front: Front) -> None:
+    tools = [custom("lark", "start: /[/")]
+    for choice, status in (("auto", 400), ("none", 200)):
+        body = {"input": "x", "tools": tools, "tool_choice": choice}
+        assert ask(tool_front, "/v1/responses", body)[0] == status
+        form = {"type": "grammar", "grammar": tools[0]["format"]}
+        chat = {"messages": MESSAGES, "tools": [{"type": "custom", "custom": {"name": "p", "format": form}}]}
+        assert ask(tool_front, "/v1/chat/completions", {**chat, "tool_choice": choice})[0] == status
 
 
 def test_the_text_of_a_custom_tool_comes_in_pieces(
