@@ -40,6 +40,14 @@ CALL = {"begin": "<tool>", "content": {"type": "json_schema", "json_schema": PER
 ADA = b'{"name": "Ada", "age": 36}'
 CALLS = tag(type="triggered_tags", triggers=["<tool"], tags=[CALL])
 ONE = tag(type="triggered_tags", triggers=["<tool"], tags=[CALL], at_least_one=True, stop_after_first=True)
+ARITHMETIC = """root  ::= (expr "=" ws term "\\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \\t\\n]*
+"""  # llama.cpp's example
+INT64 = json.dumps({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1})
 KEYS: dict[str, Any] = {f"k{i}": {} for i in range(500)}  # any of them may be absent
 THOUGHT = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"}
 
@@ -60,6 +68,18 @@ THOUGHT = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "
         ("regex", "é{2}/", "éé/".encode(), True),
         ("grammar", 'root ::= "x" [0-9]+ | "y"', b"x12", True),
         ("grammar", 'start: "x" NUMBER | "y"\nNUMBER: /[0-9]+/', b"y", True),
+        ("grammar", '?start: "a"', b"a", True),
+        ("grammar", '!start: "a"', b"a", True),
+        ("grammar", 'start[capture] : "a"', b"a", True),
+        ("grammar", '# start: here\nroot ::= start\nstart ::= "a"', b"a", True),
+        ("grammar", ARITHMETIC, b"a+(b_1-2)=2 \n\n", True),
+        ("grammar", ARITHMETIC, b"a+ =2\n", False),
+        ("grammar", 'root ::= name | "if" "x"\nname ::= [a-z]+ "1"', b"ifx", True),
+        ("grammar", 'root ::= name | "if" "x"\nname ::= [a-z]+ "1"', b"if1", True),
+        ("grammar", r'root ::= [\u00e9] "\u00e9a\x41\"" [\U0001F600]', 'ééaA"😀'.encode(), True),
+        ("grammar", "root ::= [a&&b]+ [!--]? [a~~-]* [^a]", b"a&b--~a-a", False),
+        ("grammar", "root ::= [a&&b]+ [!--]? [a~~-]* [^a]", b"a&b--~a-\n", True),
+        ("grammar", 'root ::= . "a"{0} fooBar foo-bar\nfooBar ::= "a"\nfoo-bar ::= "b"', b"\nab", True),
         ("ebnf_grammar", 'root ::= "x" root "x" | "y"', b"xxyxx", True),
         ("ebnf_grammar", 'root ::= "x" root "x" | "y"', b"xxyx", False),
         ("structural_tag", tag(type="const_string", value='"ü'), '"ü'.encode(), True),
@@ -127,9 +147,14 @@ def test_a_text_is_whole_if_it_is_what_the_guide_says(
         ("regex", "(a)\\1", "backreferences"),
         ("regex", "(" * 20_000 + ")" * 20_000, "regex"),
         ("grammar", "", "rammar"),
+        ("grammar", "root ::= other", "there is no rule other"),
+        ("grammar", 'root ::= "\\uD800"', "\\uD800: there is no such character"),
+        ("grammar", 'start: "<a>" /</ <|im_end|>?', "<|im_end|>: special tokens and ids can't be a part"),
+        ("grammar", 'start: "a" <[65]>', "<[65]>: special tokens and ids can't be a part"),
         ("grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "must be a grammar"),
         ("grammar", 'start: start "a"', "no text can follow it"),
         ("grammar", "start: other", "other"),
+        ("grammar", '  start.1: "a"', "priority not supported"),
         ("grammar", 'start: <|nothing|> "a"', "nothing"),
         ("structural_tag", "[]", 'with "type"'),
         ("structural_tag", tag(type="nonsense"), "format.type = 'nonsense': must be one of"),
