@@ -11,3 +11,7 @@ class GuideError(ValueError):
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())
         super().__init__(line if len(line) <= MOST_SHOWN else line[: MOST_SHOWN - 1] + "…")
+
+
+class UncompiledError(GuideError):
+    """A guide that is not compiled yet. It may be a moment later."""

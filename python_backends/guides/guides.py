@@ -3,8 +3,8 @@
 The door compiles to check, an instance to follow. Threads with a large stack compile: llguidance calls
 itself once for each grammar within another one, and a chain of a thousand is no error. Everything is bounded:
 the size of a guide, what compiling and one mask may cost, how long the caller waits, how many compiled
-grammars and prepared matchers are kept. A thread that compiles for longer goes on, and the other one compiles
-what comes.
+grammars, refusals and prepared matchers are kept. A thread that compiles for longer goes on, and the other
+one compiles what comes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from math import lcm
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from python_backends.guides.errors import GuideError
+from python_backends.guides.errors import GuideError, UncompiledError
 from python_backends.guides.matcher import Matcher
 from python_backends.guides.prepared import Followed, PreparedMatchers, begun
 from python_backends.guides.vocabulary import Vocabulary
@@ -41,9 +42,10 @@ NUM_THREADS = 2
 # of a remainder there are so many states
 MOST_MULTIPLE = 10_000
 MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)')
-TOGETHER = re.compile(r'(allOf|anyOf|oneOf|\$ref)\\*"')  # several multiples may be asked of one number
-ESCAPED = re.compile(r"\\+u00([2-7][\da-fA-F])")
-MOST_KEPT = 64  # compiled grammars
+# several multiples may be asked of one number
+TOGETHER = re.compile(r'(allOf|anyOf|oneOf|patternProperties|\$ref)\\*"')
+ESCAPED = re.compile(r"(?<!\\)\\+u00([2-7][\da-fA-F])")
+MOST_KEPT = 64  # compiled grammars, and refused ones
 STACK_BYTES = 512 * 1024 * 1024  # addresses, not memory: 4 kB for each byte of the longest guide
 # many times what common schemas and regular expressions cost
 LIMITS = LLParserLimits(
@@ -64,6 +66,7 @@ class Guides:
         self._vocabulary = vocabulary
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[str, Compiled] = OrderedDict()  # the longest unused first
+        self._refused: OrderedDict[str, str] = OrderedDict()  # what is wrong with them; the oldest first
         self._begun: dict[str, Future[Compiled]] = {}  # of those that `begin` has had compiled since
         self._prepared = PreparedMatchers()
         self._lock, self._tokens_lock = threading.Lock(), threading.Lock()
@@ -79,12 +82,18 @@ class Guides:
                 done: Future[Compiled] = Future()
                 done.set_result(self._kept[grammar])
                 return done
+            if grammar in self._refused:
+                refused: Future[Compiled] = Future()
+                refused.set_exception(GuideError(self._refused[grammar]))
+                return refused
             if grammar not in self._begun:
                 self._begun[grammar] = self._pool().submit(partial(self._compile, grammar))
             return self._begun[grammar]
 
     def check(self, grammar: str) -> None:
-        """Raises GuideError if no answer can follow `grammar`, or following it would cost too much."""
+        """Raises GuideError if no answer can follow `grammar`, or following it would cost too much;
+        UncompiledError if that is not known in time.
+        """
         self._known_tokens()
         self._compiled(grammar, COMPILE_S)
 
@@ -123,7 +132,8 @@ class Guides:
             with self._lock:
                 if compiled.cancel():  # no thread has begun with it
                     self._begun.pop(grammar, None)
-            raise GuideError(f"could not be compiled within {patience_s:g} s") from None
+            said = f"could not be compiled within {patience_s:g} s; it may be compiled a moment later"
+            raise UncompiledError(said) from None
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -139,18 +149,24 @@ class Guides:
     def _compile(self, grammar: str) -> Compiled:
         try:
             return self._newly_compiled(grammar)
+        except GuideError as error:
+            with self._lock:
+                self._refused[grammar] = str(error)
+                while len(self._refused) > MOST_KEPT:
+                    self._refused.popitem(last=False)
+            raise
         finally:
             with self._lock:
                 self._begun.pop(grammar, None)
 
     def _newly_compiled(self, grammar: str) -> Compiled:
-        _refuse_large_multiples(grammar)
         began_s = time.thread_time()
+        _refuse_large_multiples(grammar)
         matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS)
         _look(matcher)
         _look(_with_one_token(matcher))  # many guides that can't be followed show that only there
         if time.thread_time() - began_s > KEPT_S:
-            raise GuideError(f"could not be compiled within {COMPILE_S:g} s")
+            raise GuideError(f"takes a processor more than {KEPT_S:g} s to compile")
         with self._lock:
             self._kept[grammar] = matcher
             while len(self._kept) > MOST_KEPT:
@@ -193,14 +209,17 @@ def _refuse_large_multiples(grammar: str) -> None:
     all_digits = set[int]()
     for number in MULTIPLE.findall(plain):
         digits = number.lower().partition("e")[0].replace(".", "").lstrip("-0").rstrip("0")
-        all_digits.add(int(digits[:10] or 1))
-        if max(all_digits) > MOST_MULTIPLE:
+        all_digits.add(multiple := int(digits[:10] or 1))
+        if multiple > MOST_MULTIPLE:
             raise GuideError(f"multipleOf = {number}: must have digits below {MOST_MULTIPLE:,}")
-    if TOGETHER.search(plain) and (least := lcm(*all_digits)) > MOST_MULTIPLE:
-        raise GuideError(
-            "multipleOf: with allOf, anyOf, oneOf or $ref the least common multiple of all of them,"
-            f" {least:,}, must be at most {MOST_MULTIPLE:,}"
-        )
+    if not TOGETHER.search(plain):
+        return
+    for least in accumulate(all_digits, lcm):
+        if least > MOST_MULTIPLE:
+            raise GuideError(
+                "multipleOf: with allOf, anyOf, oneOf, patternProperties or $ref the least common multiple"
+                f" of all of them must be at most {MOST_MULTIPLE:,}, not {least:,} or more"
+            )
 
 
 def _plain(error: str) -> str:

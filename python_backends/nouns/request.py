@@ -56,6 +56,12 @@ class TooLongError(RefusedError):
     code = "context_length_exceeded"
 
 
+class LaterError(RefusedError):
+    """A request that may be taken when it is sent again."""
+
+    code = "queue_full"
+
+
 class Finish(IntEnum):
     """Why a sequence ended; `RUNNING` while it has not."""
 

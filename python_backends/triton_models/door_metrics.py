@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 from python_backends.watching.metrics import DOOR_COUNTERS
 
 INVALID = "invalid"
-SHUTTING_DOWN = "shutting_down"
+QUEUE_FULL, SHUTTING_DOWN = "queue_full", "shutting_down"
 
 
 class DoorMetrics:
@@ -19,10 +19,11 @@ class DoorMetrics:
         [(name, text)] = DOOR_COUNTERS.items()
         self._family = pb_utils.MetricFamily(name, text, pb_utils.MetricFamily.COUNTER)
         self._counts = {
-            reason: self._family.Metric(labels={"reason": reason}) for reason in (INVALID, SHUTTING_DOWN)
+            reason: self._family.Metric(labels={"reason": reason})
+            for reason in (INVALID, QUEUE_FULL, SHUTTING_DOWN)
         }
 
-    def refused(self, reason: str, count: int = 1) -> None:
-        """A round trip to the server. If it fails, no request notices."""
+    def refused(self, code: str, count: int = 1) -> None:
+        """By the code of the error. A round trip to the server. If it fails, no request notices."""
         with contextlib.suppress(Exception):
-            self._counts[reason].increment(count)
+            self._counts.get(code, self._counts[INVALID]).increment(count)

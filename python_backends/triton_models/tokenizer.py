@@ -18,7 +18,7 @@ from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import ANY_ENGINE, open_door
 from python_backends.text.door.fields import of_parameters
-from python_backends.triton_models.door_metrics import INVALID, SHUTTING_DOWN, DoorMetrics
+from python_backends.triton_models.door_metrics import SHUTTING_DOWN, DoorMetrics
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import (
     FAILED,
@@ -80,7 +80,7 @@ class TritonPythonModel:
             log.exception("the tokenizer model: a request can't be read")
             return failure("the request can't be read; the server's log says more", FAILED)
         if isinstance(accepted, RefusedError):
-            self._metrics.refused(INVALID)
+            self._metrics.refused(accepted.code)
             return failure(str(accepted), accepted.code)
         client_id = request.request_id()[:MOST_ID_CHARS]
         if client_id:

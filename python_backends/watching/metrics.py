@@ -77,7 +77,8 @@ COUNTERS = {
 }
 DOOR_COUNTERS = {  # exported by the tokenizer model
     "gapless_refused_at_door_total": (
-        "Requests that were never accepted, by reason: invalid (a field is wrong or too long), shutting_down"
+        "Requests that were never accepted, by reason: invalid (a field is wrong or too long),"
+        " queue_full (a guide was not compiled in time), shutting_down"
     ),
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"

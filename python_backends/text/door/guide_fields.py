@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from python_backends.guides.errors import GuideError
+from python_backends.guides.errors import GuideError, UncompiledError
 from python_backends.guides.grammars import TYPES, grammar_of
 from python_backends.guides.guides import Guides
-from python_backends.nouns.request import RefusedError
+from python_backends.nouns.request import LaterError, RefusedError
 from python_backends.text.door.values import shown
 
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
@@ -20,7 +20,9 @@ AGAINST_GUIDES = ("min_tokens", "bad_words")
 
 
 def read_grammar(values: Mapping[str, Any], guides: Guides) -> str:
-    """The grammar that the request's guide is; empty if it has none. Raises RefusedError."""
+    """The grammar that the request's guide is; empty if it has none. Raises RefusedError; LaterError if it
+    is not compiled in time.
+    """
     kind, guide = values[KIND], values[GUIDE]
     if not kind and not guide:
         return ""
@@ -34,6 +36,8 @@ def read_grammar(values: Mapping[str, Any], guides: Guides) -> str:
     try:
         grammar = grammar_of(kind, guide)
         guides.check(grammar)
+    except UncompiledError as error:
+        raise LaterError(f"{GUIDE} ({kind}): {error}") from error
     except GuideError as error:
         raise RefusedError(f"{GUIDE} ({kind}): {error}") from error
     return grammar

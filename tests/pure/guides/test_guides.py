@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from python_backends.guides.errors import MOST_SHOWN, GuideError
+from python_backends.guides.errors import MOST_SHOWN, GuideError, UncompiledError
 from python_backends.guides.grammars import TYPES, grammar_of
-from python_backends.guides.guides import MAX_GUIDE_BYTES, MOST_KEPT, Guides
+from python_backends.guides.guides import MAX_GUIDE_BYTES, MOST_KEPT, Guides, _refuse_large_multiples
+from python_backends.guides.lark import as_lark
 from python_backends.guides.prepared import Followed
 from python_backends.guides.vocabulary import Vocabulary
 from tests.support.guided import END, STOP, TOKENS, VOCABULARY, allowed, drawn, guides, matcher
@@ -180,7 +184,12 @@ def test_a_text_is_whole_if_it_is_what_the_guide_says(
         (
             "json_schema",
             '{"allOf": [{"type": "integer", "multipleOf": 9973}, {"type": "integer", "multipleOf": 9967}]}',
-            "the least common multiple of all of them, 99,400,891, must be at most 10,000",
+            "the least common multiple of all of them must be at most 10,000, not 99,400,891 or more",
+        ),
+        (
+            "json_schema",
+            '{"properties": {"ab": {"multipleOf": 9973}}, "patternProperties": {"^a": {"multipleOf": 9967}}}',
+            "the least common multiple of all of them must be at most 10,000, not 99,400,891 or more",
         ),
     ],
 )
@@ -203,6 +212,25 @@ def test_multiples_that_are_none_of_one_number_or_few_are_served(guide: dict[str
     guides().check(grammar_of("json_schema", json.dumps(guide)))
 
 
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(as_lark, "\n" * MAX_GUIDE_BYTES), (_refuse_large_multiples, "\\" * MAX_GUIDE_BYTES)],
+    ids=["line breaks", "backslashes"],
+)
+def test_a_guide_is_read_in_time_that_grows_with_its_length(read: Callable[[str], Any], text: str) -> None:
+    """No other thread runs while a regular expression is matched; with the square it takes minutes."""
+    began_s = time.thread_time()
+    with contextlib.suppress(GuideError):
+        read(text)
+    assert time.thread_time() - began_s < 2
+
+
+def test_many_multiples_of_one_number_are_refused() -> None:
+    schema = {"allOf": [{"multipleOf": n} for n in range(1, 5_000)]}
+    with pytest.raises(GuideError, match="multipleOf: "):
+        guides().begin(grammar_of("json_schema", json.dumps(schema))).result()
+
+
 def test_a_guide_that_takes_too_long_is_compiled_once_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is asked for: others find a thread."""
     known, ended, asked = guides(), threading.Event(), Counter[str]()
@@ -218,15 +246,31 @@ def test_a_guide_that_takes_too_long_is_compiled_once_and_not_kept(monkeypatch: 
     monkeypatch.setattr("python_backends.guides.guides.COMPILE_S", 0.1)
     grammar = grammar_of("regex", "slow")
     for _ in range(5):
-        with pytest.raises(GuideError, match=r"could not be compiled within 0\.1 s"):
+        with pytest.raises(UncompiledError, match=r"could not be compiled within 0\.1 s"):
             known.check(grammar)
     known.begin(grammar_of("regex", "quick")).result()
     monkeypatch.setattr("python_backends.guides.guides.KEPT_S", -1.0)
     ended.set()
-    with pytest.raises(GuideError):
+    with pytest.raises(GuideError, match="more than -1 s"):
         known.begin(grammar).result()
     assert grammar not in known._kept
     assert asked[grammar] <= 2
+
+
+def test_what_was_refused_is_refused_again_without_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, compiled, asked = guides(), Guides._newly_compiled, Counter[str]()
+
+    def counted(self: Guides, grammar: str) -> Any:
+        asked[grammar] += 1
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Guides, "_newly_compiled", counted)
+    grammars = [grammar_of("regex", f"{n}(") for n in range(MOST_KEPT + 1)]
+    for grammar in [*grammars, grammars[-1], grammars[0]]:
+        with pytest.raises(GuideError, match="unclosed group"):
+            known.begin(grammar).result()
+    assert (asked[grammars[0]], asked[grammars[-1]]) == (2, 1)
+    assert len(known._refused) == MOST_KEPT
 
 
 def test_formats_that_are_too_deep_are_refused() -> None:

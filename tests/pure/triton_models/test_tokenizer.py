@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from python_backends.engine.choice import choose
+from python_backends.guides.guides import Guides
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, ModelSettings, Settings, dump
 from python_backends.watching.board import Board
@@ -126,10 +128,25 @@ def test_a_request_that_can_not_be_read_by_a_fault_of_ours_fails_alone(
 def test_each_refused_request_is_counted_by_its_reason(model: Any, launcher: LauncherRecord) -> None:
     counts = model._metrics._counts
     model.execute([asked(), asked(tempreature=1.0), asked(max_tokens=10**9), Request([])])
-    assert {reason: count.value for reason, count in counts.items()} == {"invalid": 3, "shutting_down": 0}
+    assert {reason: count.value for reason, count in counts.items() if count.value} == {"invalid": 3}
     launcher.drain()
     model.execute([asked(), asked()])
     assert counts["shutting_down"].value == 2
+
+
+def test_a_guide_that_is_not_compiled_in_time_may_be_asked_for_again(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Guides, "_newly_compiled", lambda *_: ended.wait())
+    monkeypatch.setattr("python_backends.guides.guides.COMPILE_S", 0.1)
+    guide = {"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"a"}
+    inputs = [Tensor(name, np.array([[value]], object)) for name, value in guide.items()]
+    assert error(model.execute([Request([text_input("hello"), *inputs])])[0]).endswith(
+        "it may be compiled a moment later [queue_full]"
+    )
+    ended.set()
+    assert model._metrics._counts["queue_full"].value == 1
 
 
 def test_a_count_that_fails_refuses_no_other_request(model: Any) -> None:
