@@ -21,6 +21,23 @@ MOST_DEPTH = 32  # formats within each other
 # any_text, and triggers before which it stands, end at the first place where the text after it can begin
 HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
 
+MANY = ("tags", "at_least_one", "stop_after_first")
+KEYS = {  # by type, besides the type itself
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "any_text": (),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", *MANY),
+    "tags_with_separator": ("separator", *MANY),
+}
+WITHOUT_EFFECT: dict[str, Any] = {
+    "excludes": [],
+    "style": "json",
+}  # XGrammar writes them where nothing is asked
 HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Format = dict[str, Any]
@@ -34,6 +51,7 @@ def structural_tag_grammar(guide: str) -> str:
         raise GuideError(f"must be a structural tag in JSON ({error})") from error
     if not isinstance(document, dict) or document.get("type") != "structural_tag":
         raise GuideError('must be a JSON object with "type": "structural_tag"')
+    _refuse_others(document, ("format", "structures", "triggers"), "")
     rules = _Rules()
     return rules.whole(rules.expression(_format_of(document), "format", is_last=True))
 
@@ -50,6 +68,7 @@ def _format_of(document: Format) -> Any:
 def _tag_of(structure: Any, path: str) -> Format:
     if not isinstance(structure, dict):
         raise GuideError(f"{path}: must be an object")
+    _refuse_others(structure, ("begin", "schema", "end"), f"{path}.")
     content = {"type": "json_schema", "json_schema": structure.get("schema")}
     return {"type": "tag", "begin": structure.get("begin"), "content": content, "end": structure.get("end")}
 
@@ -86,6 +105,7 @@ class _Rules:
         make = self._makers.get(str(found.get("type")))
         if make is None:
             raise GuideError(f"{path}.type = {found.get('type')!r}: must be one of {', '.join(self._makers)}")
+        _refuse_others(found, KEYS[found["type"]], f"{path}.")
         if self._depth == MOST_DEPTH:
             raise GuideError(f"formats must be at most {MOST_DEPTH} deep")
         self._depth += 1
@@ -159,8 +179,7 @@ class _Rules:
             raise GuideError(f"{path}: triggered_tags must be last, because free text follows each tag")
         triggers = {
             trigger: self._rule(f"TEXT {_quoted(trigger)}", "[lazy]")
-            for trigger in _list(found, "triggers", path)
-            if isinstance(trigger, str) and trigger
+            for trigger in (_trigger(found, i, path) for i in range(len(_list(found, "triggers", path))))
         }
         tag = self._rule(
             _any_of(
@@ -168,9 +187,10 @@ class _Rules:
                 for i, tag in enumerate(_list(found, "tags", path))
             )
         )
-        if found.get("stop_after_first"):
-            return tag if found.get("at_least_one") else f"({tag} | TEXT)"
-        return f"{tag}{'+' if found.get('at_least_one') else '*'} TEXT"
+        at_least_one = _flag(found, "at_least_one", path)
+        if _flag(found, "stop_after_first", path):
+            return tag if at_least_one else f"({tag} | TEXT)"
+        return f"{tag}{'+' if at_least_one else '*'} TEXT"
 
     def _triggered(self, tag: Any, path: str, triggers: dict[str, str]) -> str:
         begin = _text(_tag(tag, path), "begin", path)
@@ -183,8 +203,8 @@ class _Rules:
         tags = {f"{path}.tags[{i}]": tag for i, tag in enumerate(_list(found, "tags", path))}
         tag = self._rule(_any_of(self._tag(_tag(each, where), where, False) for where, each in tags.items()))
         separator = _quoted(_text(found, "separator", path))
-        more = "" if found.get("stop_after_first") else f" ({separator} {tag})*"
-        return f"{tag}{more}" if found.get("at_least_one") else f"({tag}{more})?"
+        more = "" if _flag(found, "stop_after_first", path) else f" ({separator} {tag})*"
+        return f"{tag}{more}" if _flag(found, "at_least_one", path) else f"({tag}{more})?"
 
 
 def _quoted(text: str) -> str:
@@ -198,15 +218,41 @@ def _any_of(rules: Iterable[str]) -> str:
 def _tag(found: Any, path: str) -> Format:
     if not isinstance(found, dict) or found.get("type", "tag") != "tag":
         raise GuideError(f"{path}: must be a tag")
+    _refuse_others(found, KEYS["tag"], f"{path}.")
     return found
 
 
+def _refuse_others(found: Format, known: Iterable[str], path: str) -> None:
+    """Raises GuideError for a key that would have no effect, and has one elsewhere or is misspelt."""
+    for key, value in found.items():
+        if key not in ("type", *known) and value is not None and value != WITHOUT_EFFECT.get(key):
+            raise GuideError(f"{path}{key[:40]}: is not known; there are {', '.join(known) or 'no others'}")
+
+
+def _flag(found: Format, name: str, path: str) -> bool:
+    value = found.get(name) or False
+    if not isinstance(value, bool):
+        raise GuideError(f"{path}.{name}: must be true or false")
+    return value
+
+
+def _trigger(found: Format, index: int, path: str) -> str:
+    place = f"{path}.triggers[{index}]"
+    trigger = _checked(found["triggers"][index], place)
+    if not trigger:
+        raise GuideError(f"{place}: must not be empty")
+    return trigger
+
+
 def _text(found: Format, name: str, path: str) -> str:
-    text = found.get(name)
+    return _checked(found.get(name), f"{path}.{name}")
+
+
+def _checked(text: Any, place: str) -> str:
     if not isinstance(text, str):
-        raise GuideError(f"{path}.{name}: must be a string")
+        raise GuideError(f"{place}: must be a string")
     if HALF_SURROGATE.search(text):
-        raise GuideError(f"{path}.{name}: must be text that UTF-8 can encode")
+        raise GuideError(f"{place}: must be text that UTF-8 can encode")
     return text
 
 

@@ -107,6 +107,7 @@ THOUGHT = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "
             True,
         ),
         ("structural_tag", tag(type="tags_with_separator", separator=", ", tags=[CALL]), b"", True),
+        ("structural_tag", tag(type="json_schema", json_schema={}, style="json", excludes=[]), b"1", True),
         (
             "structural_tag",
             tag(type="tags_with_separator", separator=", ", tags=[CALL], at_least_one=True),
@@ -179,6 +180,20 @@ def test_a_text_is_whole_if_it_is_what_the_guide_says(
             tag(type="tag", begin="a", content=THOUGHT, end=3),
             "format.end: must be a string",
         ),
+        (
+            "structural_tag",
+            tag(type="sequence", elements=[THOUGHT, {"type": "any_text", "excludes": ["a"]}]),
+            "format.elements[1].excludes: is not known; there are no others",
+        ),
+        ("structural_tag", tag(type="json_schema", json_schema={}, style="qwen_xml"), "format.style: is not"),
+        (
+            "structural_tag",
+            tag(type="tags_with_separator", tags=[{**CALL, "ends": ""}], separator=""),
+            "format.tags[0].ends: is not known; there are begin, content, end",
+        ),
+        ("structural_tag", '{"type": "structural_tag", "formats": {}}', "formats: is not known"),
+        ("structural_tag", CALLS.replace('["<tool"]', "[3]"), "format.triggers[0]: must be a string"),
+        ("structural_tag", ONE.replace("true", '"no"', 1), "format.at_least_one: must be true or false"),
         ("structural_tag", tag(type="regex", pattern="\ud800"), "format.pattern: must be text that UTF-8"),
         ("structural_tag", tag(type="grammar", grammar="\ud800"), "format.grammar: must be text that UTF-8"),
         (
