@@ -12,6 +12,7 @@ from typing import Any
 from client.wire import Message
 from front.guided.choice import REQUIRED, Choice
 from front.guided.guide import Guide
+from front.guided.lenient import lenient
 from front.guided.wanted import Wanted
 from front.guided.writing import Inputs, call_form, may_call, must_call, text_of, text_or_calls
 from front.model import Model
@@ -55,11 +56,12 @@ def shape_of(
     if not form.thoughts:
         open_one = ""
     guided = Shape(form, replace(expected, open_thought=open_one), in_letters=True)
+    followed = lenient(callable_tools, wish.strict)
     if must:
         asked = wish.choice_field
-        return guided, must_call(form, callable_tools, wish.calls_one, open_one, asked, wish.inputs)
+        return guided, must_call(form, followed, wish.calls_one, open_one, asked, wish.inputs)
     if wish.text is not None and callable_tools:
-        return guided, text_or_calls(form, callable_tools, wish.text, wish.calls_one, open_one, wish.inputs)
+        return guided, text_or_calls(form, followed, wish.text, wish.calls_one, open_one, wish.inputs)
     if wish.text is not None:
         return guided, text_of(form, wish.text, open_one)
     if form.call[0] and not {*wish.strict, *wish.inputs}.isdisjoint(schemas):

@@ -17,6 +17,7 @@ from front.parts.events import Arguments, Begun, Ended
 from front.parts.formats import TABLE, THINK, Format
 from front.parts.machine import Expected, Machine, Tokens
 from front.tools import strict_of
+from python_backends.guides.errors import GuideError
 from tests.pure.front.conftest import MESSAGES
 from tests.support.answers import joined
 from tests.support.ensemble import Ensemble, Front
@@ -174,6 +175,32 @@ def test_a_strict_tool_is_guarded_where_calls_are_free(tool_front: Front, ensemb
     assert [tag["content"]["json_schema"] for tag in tags] == [FUNCTION["parameters"], {"type": "object"}]
     ask(tool_front, "/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS})
     assert "guided_decoding_guide" not in ensemble.asked[-1]
+
+
+def test_of_a_tool_that_is_not_strict_what_a_guide_can_follow_is_followed(
+    tool_front: Front, ensemble: Ensemble
+) -> None:
+    parameters = {
+        "properties": {
+            "paths": {"type": "array", "items": {"type": "string", "format": "path"}, "uniqueItems": True},
+            "mail": {"type": "string", "pattern": r"^(?!\.)a@b$"},
+            "other": {"$ref": "https://example.com/a"},
+        },
+        "required": ["paths"],
+        "not": {"required": ["mail"]},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}
+    assert ask(tool_front, "/v1/chat/completions", body)[0] == 200
+    begun = b'<tool_call>\n{"name": "f", "arguments": '
+    guide = ensemble.asked[-1]["guided_decoding_guide"]
+    found = matcher("structural_tag", guide, begun)
+    assert {TOKENS[token] for token in allowed(found)} <= {b"{", b'{"'}
+    assert found.take(list(b'{"paths": ["a"], "mail": "x", "other": 1}'))
+    strict = {**tool, "function": {**tool["function"], "strict": True}}
+    ask(tool_front, "/v1/chat/completions", {**body, "tools": [strict]})
+    with pytest.raises(GuideError, match="example"):
+        matcher("structural_tag", ensemble.asked[-1]["guided_decoding_guide"])
 
 
 def test_what_the_ensemble_says_of_a_guide_names_the_clients_field(front: Front, ensemble: Ensemble) -> None:
