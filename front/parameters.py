@@ -52,9 +52,10 @@ def parameters_of(ask: Ask, max_tokens: int | None, model: Model, least: int = 1
 
 
 def _same(ask: Ask, model: Model) -> dict[str, Any]:
-    """The fields that the ensemble has, too, and the model's defaults for them."""
+    """The fields that the ensemble has, too, and the model's defaults for those that the engine takes."""
     given = {name: value for name in SAME if (value := getattr(ask, name)) is not None}
-    made = {**model.defaults, **given}
+    lacks = model.limits.unsupported if model.limits else ()
+    made = {name: value for name, value in model.defaults.items() if name not in lacks} | given
     if made.get("top_k") == ALL_TOKENS:
         made["top_k"] = 0
     return made

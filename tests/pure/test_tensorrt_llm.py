@@ -107,7 +107,9 @@ def test_log_probabilities_are_those_of_the_stand_in(model: Path) -> None:
 def test_an_adapter_changes_the_answers_of_its_requests_alone(model: Path, tmp_path: Path) -> None:
     for name in ("law", "poems"):
         (tmp_path / "adapters" / name).mkdir(parents=True)
-        (tmp_path / "adapters" / name / "adapter_config.json").write_text('{"r": 8}')
+        (tmp_path / "adapters" / name / "adapter_config.json").write_text(
+            '{"r": 8, "target_modules": ["q_proj"]}'
+        )
     settings = make_settings(model, adapters=str(tmp_path / "adapters"))
     plain = submit(0, 8, max_tokens=10)
     with Serving(

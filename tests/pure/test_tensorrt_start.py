@@ -100,7 +100,7 @@ def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_no
 
 def test_the_largest_rank_of_the_adapters_is_asked_for(model: Path, tmp_path: Path) -> None:
     for name, rank in (("law", 8), ("poems", 128)):
-        write_adapter(tmp_path / name, {"r": rank})
+        write_adapter(tmp_path / name, {"r": rank, "target_modules": ["q_proj"]})
     with Serving(make_settings(model, adapters=str(tmp_path))) as serving:
         assert serving.llm.arguments["lora_config"].max_lora_rank == 128
 
@@ -110,8 +110,8 @@ def test_the_largest_rank_of_the_adapters_is_asked_for(model: Path, tmp_path: Pa
     [
         ({"r": 257}, "r = 257: must be between 1 and 256"),
         ({"r": True}, "r = True: must be between 1 and 256"),
-        ({}, "its rank can't be read (KeyError: 'r')"),
-        ([], "its rank can't be read (TypeError: "),
+        ({}, "r can't be read (KeyError: 'r')"),
+        ([], "r can't be read (TypeError: "),
     ],
 )
 def test_an_adapter_without_a_rank_that_may_be_is_refused_at_the_start(
@@ -121,6 +121,33 @@ def test_an_adapter_without_a_rank_that_may_be_is_refused_at_the_start(
     with pytest.raises(SettingsError) as refused:
         build(make_settings(model, adapters=str(tmp_path)))
     assert str(refused.value).startswith(f"{tmp_path / 'law/adapter_config.json'}: {says}")
+
+
+def test_what_several_adapters_change_is_named_and_there_are_no_graphs(model: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "law", {"r": 8, "target_modules": ["model.layers.0.self_attn.q_proj", "o_proj"]})
+    settings = make_settings(model, adapters=str(tmp_path))
+    with Serving(settings) as serving:
+        assert serving.llm.arguments["lora_config"].lora_target_modules == []
+        assert serving.llm.arguments["cuda_graph_config"] is None
+    write_adapter(tmp_path / "poems", {"r": 8, "target_modules": ["up_proj"]})
+    with Serving(settings) as serving:
+        named = serving.llm.arguments["lora_config"].lora_target_modules
+        assert named == ["attn_dense", "attn_k", "attn_q", "attn_v", "mlp_gate"]
+    with Serving(make_settings(model)) as serving:
+        assert serving.llm.arguments["cuda_graph_config"].max_batch_size == 3
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [("all-linear", "must be a list of names"), (["q_proj", "lm_head"], "must be of q_proj, k_proj")],
+)
+def test_modules_that_can_not_be_named_are_refused_at_the_start(
+    targets: Any, says: str, model: Path, tmp_path: Path
+) -> None:
+    for name in ("law", "poems"):
+        write_adapter(tmp_path / name, {"r": 8, "target_modules": targets})
+    with pytest.raises(SettingsError, match=says):
+        build(make_settings(model, adapters=str(tmp_path)))
 
 
 def write_adapter(directory: Path, config: Any) -> None:
@@ -172,6 +199,13 @@ def test_a_setting_that_can_not_be_used_is_named(model: Path, values: dict[str, 
     with pytest.raises(SettingsError) as refused:
         build(make_settings(model, **values))
     assert message in str(refused.value)
+
+
+def test_what_the_default_sampler_takes_no_notice_of_is_refused(model: Path) -> None:
+    refused = set(model_limits(make_settings(model)).unsupported)
+    assert {"min_p", "bad_words", "repetition_penalty", "presence_penalty", "frequency_penalty"} < refused
+    other = make_settings(model, arguments='{"sampler_type": "TRTLLMSampler"}')
+    assert not {"min_p", "bad_words", "repetition_penalty"} & set(model_limits(other).unsupported)
 
 
 def test_what_only_other_engines_do_is_refused(model: Path) -> None:

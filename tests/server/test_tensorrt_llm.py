@@ -110,10 +110,9 @@ def test_log_probabilities_of_prompts_are_refused_by_name(gapless: Gapless) -> N
     assert "return_prompt_log_probs = True: the engine of this server can't follow it" in refused["error"]
 
 
-def test_a_bad_word_of_more_tokens_than_the_engine_can_ban_is_refused(gapless: Gapless) -> None:
-    refused = gapless.generate(text_input=PROMPT, bad_words=["unspeakable"])
-    assert "bad_words[0] = " in refused["error"]
-    assert "must have 1 to 1" in refused["error"]
+def test_what_the_default_sampler_takes_no_notice_of_is_refused_by_name(gapless: Gapless) -> None:
+    refused = gapless.generate(text_input=PROMPT, repetition_penalty=1.5)
+    assert "repetition_penalty = 1.5: the engine of this server can't follow it" in refused["error"]
 
 
 def test_when_the_engine_dies_its_instance_ends_and_only_the_culprit_fails(

@@ -30,7 +30,13 @@ from tensorrt_llm.llmapi import (
 )
 from tensorrt_llm.lora_helper import LoraConfig
 
-from python_backends.engine.tensorrt_llm.limits import adapter_paths, largest_rank, model_limits
+from python_backends.engine.tensorrt_llm.limits import (
+    adapter_paths,
+    largest_rank,
+    model_limits,
+    modules_of,
+    more_arguments,
+)
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
 from python_backends.engine.tensorrt_llm.request_loop import RequestLoop
 from python_backends.nouns.request import LogProbs, Sampling
@@ -226,6 +232,7 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
         policies.MAX_UTILIZATION if chosen.capacity == "max_utilization" else policies.GUARANTEED_NO_EVICT
     )
     lora_config = _lora_config(adapters) if adapters else None
+    graphs = CudaGraphConfig(max_batch_size=engine.slots, enable_padding=True)
     try:
         return LLM(
             model=str(settings.model_directory),
@@ -243,13 +250,14 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
                 tokens_per_block=engine.block_tokens,
             ),
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
-            cuda_graph_config=CudaGraphConfig(max_batch_size=engine.slots, enable_padding=True),
+            # together with adapters they give other texts, as NVIDIA's own tests say
+            cuda_graph_config=None if adapters else graphs,
             enable_chunked_prefill=True,
             stream_interval=1,
             enable_iter_perf_stats=True,  # what it costs has not been measured
             enable_lora=bool(adapters),
             lora_config=lora_config,
-            **_more_arguments(chosen.arguments),
+            **more_arguments(settings),
         )
     except (TypeError, ValueError) as error:
         raise SettingsError(f"TensorRT-LLM doesn't take this configuration: {error}") from error
@@ -260,19 +268,10 @@ def _lora_config(adapters: dict[str, str]) -> Any:
     return LoraConfig(
         lora_dir=list(adapters.values()),
         max_lora_rank=largest_rank(adapters.values()),
+        lora_target_modules=modules_of(adapters.values()),
         max_loras=len(adapters),
         max_cpu_loras=len(adapters),
     )
-
-
-def _more_arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"tensorrt_llm.arguments = {text!r}: must be JSON ({error})") from error
-    if not isinstance(arguments, dict):
-        raise SettingsError(f"tensorrt_llm.arguments = {text!r}: must be a JSON object")
-    return arguments
 
 
 def _check(settings: Settings) -> None:

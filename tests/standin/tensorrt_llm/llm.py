@@ -63,6 +63,9 @@ class LLM:
         unknown = sorted(set(kwargs) - KNOWN)
         if unknown:
             raise ValueError(f"{unknown[0]}: extra inputs are not permitted")
+        lora = kwargs.get("lora_config")
+        if lora is not None and len(lora.lora_dir) != 1:
+            assert len(lora.lora_target_modules) >= 1, "Expecting at least one lora target module"
         self.arguments = kwargs
         self.vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
         self.max_batch_size = kwargs.get("max_batch_size", 2048)
