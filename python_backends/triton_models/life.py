@@ -1,10 +1,10 @@
 """How the launcher learns that a Python model's process gets on: a beat on the board, from a thread of its
 own.
 
-A beat alone would prove only that this thread runs. So the beats stop when one call of `execute`, or one turn
-of the scheduler model's own thread, takes longer than any honest one: the launcher then sees the same as of a
-process that stands still, and kills it. A pause of the whole machine is not counted. Each model makes one
-Life at the end of `initialize`.
+A beat alone would prove only that this thread runs. So there are none while one call of `execute`, of the
+tokenizer one request of its batch, or one turn of the scheduler model's own thread, takes longer than any
+honest one: the launcher then sees the same as of a process that stands still, and kills it. A pause of the
+whole machine is not counted. Each model makes one Life at the end of `initialize`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from python_backends.watching.board import Board
 log = logging.getLogger("gapless.life")
 
 BEAT_EVERY_S = 0.5
-# far above the longest honest one: a batch of the tokenizer takes a few seconds at most
+# far above the longest honest one: a request takes the tokenizer a second at most
 LONGEST_CALL_S = 30.0
 LONGEST_PREDICTION_S = 300.0  # the first one loads an encoder, at the lowest priority
 
@@ -29,8 +29,8 @@ Execute = Callable[[Any, list[Any]], Any]
 
 
 class Life:
-    """`turned` is called by a thread that must never stand still;
-    `call_begins` and `call_ends` by `watched`.
+    """`turned` is called by a thread that must never stand still; `call_begins` and `call_ends` by `watched`,
+    `call_begins` also within a call, where another part of it begins that may take as long.
     """
 
     def __init__(self, model: str, longest_s: float = LONGEST_CALL_S, board: Board | None = None) -> None:
@@ -61,16 +61,16 @@ class Life:
 
     def _beat(self) -> None:
         call, turn = Silence(), Silence()
-        num_beats = 0
+        num_beats, hangs = 0, False
         while not self._stopping.wait(BEAT_EVERY_S):
             num_beats += 1
             call_s = call.look(self._num_calls if self._in_call else -num_beats)
             turn_s = turn.look(self._num_turns or -num_beats)
-            if max(call_s, turn_s) < self._longest_s:
+            hung, hangs = hangs, max(call_s, turn_s) >= self._longest_s
+            if not hangs:
                 self._board.beat(self._model)
-            else:
+            elif not hung:
                 log.error("%s hangs: one call has taken more than %.0f s", self._model, self._longest_s)
-                return
 
 
 def watched(execute: Execute) -> Execute:

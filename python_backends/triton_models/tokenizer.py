@@ -72,8 +72,10 @@ class TritonPythonModel:
 
     def _response(self, request: Any) -> Any:
         """An error in one request is its answer: an exception would fail all requests of the batch."""
+        self.life.call_begins()  # the longest time is that of one request, not of a batch
         try:
             accepted = self._door.answer(_fields(request))
+            client_id = request.request_id()[:MOST_ID_CHARS]
         except RefusedError as refused:
             accepted = refused
         except Exception:  # a fault of ours
@@ -82,7 +84,6 @@ class TritonPythonModel:
         if isinstance(accepted, RefusedError):
             self._metrics.refused(accepted.code)
             return failure(str(accepted), accepted.code)
-        client_id = request.request_id()[:MOST_ID_CHARS]
         if client_id:
             accepted = accepted.changed(client_id=NOT_SHOWN.sub("?", client_id))
         return pb_utils.InferenceResponse([self._blobs.tensor("request", accepted)])

@@ -248,6 +248,10 @@ def test_every_model_takes_batches_of_64_and_is_one_import(model: str) -> None:
     assert model == "ensemble" or len(ast.parse(source.read_text()).body) == 1
 
 
+def test_the_tokenizer_answers_at_most_four_requests_together() -> None:
+    assert list(config("tokenizer").dynamic_batching.preferred_batch_size) == [4]
+
+
 def test_client_tensors_are_the_same_at_the_ensemble_and_the_tokenizer() -> None:
     assert list(config("ensemble").input) == [strip(tensor) for tensor in config("tokenizer").input]
     assert all(tensor.optional for tensor in config("ensemble").input)

@@ -310,7 +310,7 @@ def open_door(
             special=special,
             template=template,
             limits=limits,
-            fields=FieldReader(bounds(limits, context, num_rows), checkpoint.vocab_size),
+            fields=FieldReader(bounds(limits, context, num_rows), checkpoint.vocab_size, context),
             max_model_tokens=context,
             eos_ids=checkpoint.eos_ids,
             engine=engine,

@@ -63,6 +63,7 @@ class FieldReader:
 
     prompt: PromptBounds
     vocab_size: int
+    max_model_tokens: int
 
     def read(self, fields: Fields) -> Values:
         """Returns the checked values. Raises RefusedError."""
@@ -82,10 +83,6 @@ class FieldReader:
         """Checks what is more than a range, and reads the words. Raises RefusedError."""
         if values["top_p"] == 0.0:
             raise RefusedError("top_p = 0.0: must be above 0 and at most 1")
-        if len(values["stop_token_ids"]) > MAX_STOP_WORDS:
-            raise RefusedError(
-                f"stop_token_ids = {len(values['stop_token_ids'])} ids: must be at most {MAX_STOP_WORDS}"
-            )
         values["stop_words"] = _words(fields, "stop_words", MAX_STOP_WORDS)
         values["bad_words"] = _words(fields, "bad_words", MAX_BAD_WORDS)
         _check_biases(values["logit_bias_ids"], values["logit_bias_values"])
@@ -105,7 +102,7 @@ class FieldReader:
         if field.also and (also := _found(plain(name, fields[name]), field.also)) is not None:
             return also
         if field.dtype == "FP32" and field.is_list:
-            return tuple(numbers(fields, name, field.least, self._most(field)))
+            return tuple(numbers(fields, name, field.least, self._most(field), self._longest(name)))
         if field.dtype == "FP32":
             return number(fields, name, field.least, self._most(field))
         if field.dtype == "BOOL":
@@ -113,8 +110,14 @@ class FieldReader:
         if field.dtype == "STRING":
             return string(fields, name, self._most(field))
         if field.is_list:
-            return tuple(integers(fields, name, field.least, self._most(field)))
+            return tuple(integers(fields, name, field.least, self._most(field), self._longest(name)))
         return integer(fields, name, field.least, self._most(field))
+
+    def _longest(self, name: str) -> int:
+        """How many numbers a list may have at most. What else bounds the delivered tokens, the door knows."""
+        return {"stop_token_ids": MAX_STOP_WORDS, "delivered_ids": self.max_model_tokens}.get(
+            name, MAX_BIASES
+        )
 
     def _most(self, field: Field) -> float:
         if not isinstance(field.most, str):
@@ -139,8 +142,6 @@ def biases(values: Values) -> tuple[tuple[int, float], ...]:
 
 def _check_biases(ids: Sequence[int], values: Sequence[float]) -> None:
     """Raises RefusedError."""
-    if len(ids) > MAX_BIASES:
-        raise RefusedError(f"logit_bias_ids = {len(ids)} ids: must be at most {MAX_BIASES}")
     if len(ids) != len(values):
         counts = {"logit_bias_ids": len(ids), "logit_bias_values": len(values)}
         given, other = counts if ids else reversed(counts)
@@ -260,7 +261,8 @@ def _refuse_unsupported(fields: Fields) -> None:
     _refuse_unknown(fields)
     for name in NEUTRAL & fields.keys():
         field = FIELDS[name]
-        values = row(name, fields[name]) if field.is_list else [plain(name, fields[name])]
+        given = fields[name]
+        values = row(name, given, MAX_BIASES) if field.is_list else [plain(name, given)]
         for value in values:
             if value != field.only or isinstance(value, bool) != (field.dtype == "BOOL"):
                 raise RefusedError(

@@ -31,9 +31,9 @@ def number(fields: Fields, name: str, low: float, high: float, place: str = "") 
     return float(value)
 
 
-def numbers(fields: Fields, name: str, low: float, high: float) -> list[float]:
-    """Returns one row of numbers."""
-    items = _row(name, fields[name])
+def numbers(fields: Fields, name: str, low: float, high: float, longest: float = math.inf) -> list[float]:
+    """Returns one row of at most `longest` numbers."""
+    items = _row(name, fields[name], longest)
     return [number({name: item}, name, low, high, f"[{i}]") for i, item in enumerate(items)]
 
 
@@ -44,9 +44,9 @@ def integer(fields: Fields, name: str, low: float, high: float) -> int:
     return value
 
 
-def integers(fields: Fields, name: str, low: float, high: float) -> list[int]:
-    """Returns one row of whole numbers."""
-    items = _row(name, fields[name])
+def integers(fields: Fields, name: str, low: float, high: float, longest: float = math.inf) -> list[int]:
+    """Returns one row of at most `longest` whole numbers, which are ids."""
+    items = _row(name, fields[name], longest, "ids")
     for i, item in enumerate(items):
         if type(item) is not int or not low <= item <= high:
             raise RefusedError(_no_whole_number(f"{name}[{i}]", item, low, high))
@@ -111,16 +111,22 @@ def strings(fields: Fields, name: str, most: int) -> list[str]:
     return items
 
 
-def row(name: str, value: Any) -> list[Any]:
-    """Returns the values of a list, strings decoded."""
-    return [_decoded(name, item) for item in _row(name, value)]
+def row(name: str, value: Any, longest: float) -> list[Any]:
+    """Returns the at most `longest` values of a list, strings decoded."""
+    return [_decoded(name, item) for item in _row(name, value, longest)]
 
 
-def _row(name: str, value: Any) -> list[Any]:
+def _row(name: str, value: Any, longest: float = math.inf, what: str = "values") -> list[Any]:
+    """Strings are not decoded. A list that is too long is not read: an item takes a microsecond, and a
+    request may have hundreds of millions.
+    """
     if isinstance(value, np.ndarray):
         _check_row(name, value)
-        return list(value.ravel().tolist())
-    return list(value) if isinstance(value, list | tuple) else [value]
+        value = value.ravel()
+    items = value if isinstance(value, np.ndarray | list | tuple) else [value]
+    if len(items) > longest:
+        raise RefusedError(f"{name} = {len(items)} {what}: must be at most {longest}")
+    return list(items.tolist() if isinstance(items, np.ndarray) else items)
 
 
 def _check_row(name: str, value: NDArray[Any]) -> None:

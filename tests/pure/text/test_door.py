@@ -521,6 +521,30 @@ def test_a_refusal_names_the_field_the_value_and_the_limit(name: str, value: Any
     assert refused(**{name: value}) == message
 
 
+class Unread(np.ndarray):  # type: ignore[type-arg]
+    def tolist(self) -> Any:
+        raise AssertionError("each item takes a microsecond")
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "most"),
+    [
+        ("stop_token_ids", "ids", 3),
+        ("logit_bias_ids", "ids", 1024),
+        ("logit_bias_values", "values", 1024),
+        ("delivered_ids", "ids", 128),
+        ("embedding_bias_words", "values", 1024),
+        ("embedding_bias_weights", "values", 1024),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_before_its_items_are_read(
+    name: str, what: str, most: int
+) -> None:
+    dtypes = {"INT32": np.int32, "FP32": np.float32, "STRING": object}
+    row = np.zeros((1, most + 1), dtypes[FIELDS[name].dtype]).view(Unread)
+    assert refused(**{name: row}) == f"{name} = {most + 1} {what}: must be at most {most}"
+
+
 def test_a_prompt_is_a_text_or_messages() -> None:
     neither = DOOR.answer({})
     assert str(neither) == f"{PROMPTS}: exactly one of them must be given, none was"

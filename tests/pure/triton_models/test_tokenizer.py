@@ -111,6 +111,28 @@ def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
     assert [bool(error(answer)) for answer in answers] == [False, True, False]
 
 
+def test_a_request_whose_id_can_not_be_read_fails_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = asked()
+    monkeypatch.setattr(wrong, "request_id", b"a\xff".decode)  # as the backend reads it
+    answers = model.execute([asked(), wrong, asked("world")])
+    assert [bool(error(each)) for each in answers] == [False, True, False]
+
+
+def test_each_request_of_a_batch_is_watched_by_itself(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of long prompts takes as long as all of them together."""
+    calls = []
+    door, life = model._door, model.life
+
+    def answer(fields: dict[str, Any]) -> Any:
+        calls.append(life._num_calls)
+        return door.answer(fields)
+
+    monkeypatch.setattr(model, "_door", Mock(answer=answer))
+    model.execute([asked(), asked("world"), asked()])
+    assert len(set(calls)) == 3
+    assert not life._in_call
+
+
 def test_a_request_that_can_not_be_read_by_a_fault_of_ours_fails_alone(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
