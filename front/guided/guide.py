@@ -49,7 +49,7 @@ async def named(came: Answers, guide: Guide | None) -> Answers:
 
 def _renamed(problem: ProblemError, field: str) -> ProblemError:
     error: dict[str, Any] = problem.body["error"]
-    if error["param"] not in (KIND, GUIDE):
+    if error["param"] not in (KIND, GUIDE) and not NAMED.match(error["message"]):
         return problem
     said = NAMED.sub(field, error["message"], count=1)
     return ProblemError(problem.status, said, problem.code, field, error["type"])

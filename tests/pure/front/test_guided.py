@@ -209,6 +209,9 @@ def test_what_the_ensemble_says_of_a_guide_names_the_clients_field(front: Front,
     status, _, answer = ask(front, "/v1/chat/completions", body)
     assert (status, answer["error"]["param"]) == (400, "response_format")
     assert answer["error"]["message"].startswith("response_format: ")
+    ensemble.error = "guided_decoding_guide (structural_tag): could not be compiled [queue_full]"
+    status, _, answer = ask(front, "/v1/chat/completions", body)
+    assert (status, answer["error"]["param"]) == (429, "response_format")
     ensemble.error = "guided_decoding_guide_type: this engine can't follow it [invalid_value]"
     body = {"input": "x", "text": {"format": {"type": "json_schema", "schema": SCHEMA}}}
     status, _, answer = ask(front, "/v1/responses", body)
