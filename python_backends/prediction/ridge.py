@@ -1,5 +1,9 @@
 """Ridge regression of log length, on numbers or on distances: all strengths at the cost of one, each row also
-as the others predict it.
+as the other folds predict it.
+
+A fold is a run of neighbouring rows, so that answers that come together, as those of a conversation or of one
+request with n above 1, say nothing of each other. The other rows alone, without folds, say too much of a row:
+the shorter it is, the more the others predict of it, so what they predict tells its length.
 
 An answer that was cut short only says "at least so long": its log length becomes what the regression expects
 of one that is at least so long (Buckley and James 1979), again and again until that is settled. Called by
@@ -21,7 +25,8 @@ STRENGTHS = tuple(10.0**power for power in np.arange(2.0, 5.5, 0.5))
 # left are rows of the same kinds, and what is new needs more of it
 ALLOWED_ERROR = 1.05
 ROUNDS = 6  # of Buckley and James's rule
-MOST_LEVERAGE = 0.999
+FOLDS, MOST_ROWS = 10, 100  # at least so many folds, and more of them where one would have more rows
+MOST_OWN = 0.999  # of what a fold says of itself: some is always left to the others
 SMALLEST = 1e-6  # of the largest: a direction of the centres that says less is left out
 
 
@@ -29,7 +34,7 @@ SMALLEST = 1e-6  # of the largest: a direction of the centres that says less is 
 class Ridge:
     weights: Doubles  # [features]
     offset: float
-    left_out: Doubles  # [rows] what the other rows predict of each
+    left_out: Doubles  # [rows] what the other folds predict of each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +90,17 @@ class Decomposed:
         shrunk = self.values / (self.values + strength)
         weights = self.back @ (shrunk * inner / np.sqrt(self.values))
         fitted = middle + self.left @ (shrunk * inner)
-        leverage = np.minimum((self.left**2) @ shrunk + 1 / len(targets), MOST_LEVERAGE)
-        left_out = targets - (targets - fitted) / (1 - leverage)
+        left_out = targets - self._errors(targets - fitted, shrunk)
         return Ridge(weights, middle - float(weights @ self.mean), left_out)
+
+    def _errors(self, residuals: Doubles, shrunk: Doubles) -> Doubles:
+        """[rows] how much each differs from what the other folds predict of it, in closed form."""
+        errors, rows = np.empty_like(residuals), len(residuals)
+        for fold in np.array_split(np.arange(rows), max(FOLDS, rows // MOST_ROWS)):
+            left = self.left[fold]
+            own = (left * shrunk) @ left.T + 1 / rows  # [fold, fold] what its rows say of each other
+            errors[fold] = np.linalg.solve(np.eye(len(fold)) - MOST_OWN * own, residuals[fold])
+        return errors
 
     def fit_cut(self, logs: Doubles, ended: Flags, strength: float) -> Ridge:
         """The same where `logs` [rows] that have not `ended` are the least that they can be."""

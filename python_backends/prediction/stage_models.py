@@ -102,7 +102,7 @@ def learned_stages(known: Mapping[int, KnownStates]) -> StageModels:
 def _later(
     stage: int, known: KnownStates, prompts: KnownStates, before: StateModel, said: Doubles
 ) -> StateModel | None:
-    """`said` [prompts]: the log lengths that `before` says of the others."""
+    """`said` [prompts]: the log length of each as the other folds predict it."""
     _, here, there = np.intersect1d(known.numbers, prompts.numbers, return_indices=True)
     is_longer = known.lengths[here] > stage
     here, there = here[is_longer], there[is_longer]

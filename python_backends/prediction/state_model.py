@@ -2,9 +2,9 @@
 regression of log length, and around it the distribution of the answers of which nearly the same was
 predicted.
 
-How far those were from what the others predict of them says how far this one may be: quantiles by conformal
-prediction, with Kaplan and Meier's estimate where answers were cut short. There is one for each stage
-(`stage_models`).
+How far those were from what the other folds (`ridge`) predict of them says how far this one may be: quantiles
+by conformal prediction, with Kaplan and Meier's estimate where answers were cut short. There is one for each
+stage (`stage_models`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StateModel:
     layer: int  # after which the states were taken; `token_counts.LAYER`: no states, but counts of tokens
     weights: Doubles  # [hidden], or of the distances [centres]
     offset: float
-    logs: Doubles  # [answers] ascending: log length of each as the others predict it
+    logs: Doubles  # [answers] ascending: log length of each as the other folds predict it
     lengths: Doubles  # [answers] tokens
     ended: Flags  # [answers] false: cut short
     # [centres, hidden] states of answers, each number divided by its `scale` [hidden]; none: no distances
@@ -126,7 +126,7 @@ def learned(known: KnownStates) -> StateModel:
 
 def learned_by_distance(known: KnownStates) -> tuple[StateModel, Doubles]:
     """From the distances of the states from those of at most `CENTRES` of these answers. And the log length
-    of each answer [answers] as the others predict it.
+    of each answer [answers] as the other folds predict it.
     """
     lengths = known.lengths.astype(np.float64)
     scale = deviations(known.states.astype(np.float64)).astype(np.float32)
@@ -150,7 +150,7 @@ def distances(state: Floats, centres: Floats) -> Floats:
 
 
 def of_ridge(layer: int, ridge: Ridge, lengths: Doubles, ended: Flags) -> tuple[StateModel, Doubles]:
-    """And the log length of each answer [answers] as the others predict it."""
+    """And the log length of each answer [answers] as the other folds predict it."""
     logs = np.clip(ridge.left_out, 0.0, np.log(lengths.max()))
     places = np.argsort(logs, kind="stable")
     model = StateModel(layer, ridge.weights, ridge.offset, logs[places], lengths[places], ended[places])

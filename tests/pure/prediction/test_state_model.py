@@ -60,6 +60,44 @@ def test_the_median_is_near_the_length_and_the_quantiles_cover_what_they_promise
 
 
 @BOTH
+def test_quantiles_cover_what_they_promise_where_all_inputs_are_the_same(learn: Learn) -> None:
+    known, asked = noise(400, seed=3), noise(4000, seed=4)
+    same = np.repeat(known.states[:1], 400, axis=0)
+    quantiles = said(learn(KnownStates(LAYER, same, known.lengths, known.ended)), same[:1])
+    assert (asked.lengths[:, None] <= quantiles).mean(axis=0) == pytest.approx(QUANTILE_LEVELS, abs=0.08)
+
+
+@BOTH
+def test_quantiles_cover_what_they_promise_where_inputs_say_nothing(learn: Learn) -> None:
+    known, asked = noise(400, seed=3), noise(600, seed=4)
+    covered = (asked.lengths[:, None] <= said(learn(known), asked.states)).mean(axis=0)
+    assert covered == pytest.approx(QUANTILE_LEVELS, abs=0.08)
+
+
+def noise(count: int, seed: int) -> KnownStates:
+    """States that say nothing of the lengths."""
+    generator = np.random.default_rng(seed)
+    lengths = np.exp(5 + generator.normal(0, 0.6, count))
+    states = generator.normal(size=(count, HIDDEN)).astype(np.float32)
+    return KnownStates(LAYER, states, lengths.round().astype(np.float32), np.ones(count, bool))
+
+
+def test_answers_to_one_prompt_do_not_make_quantiles_of_other_prompts_narrow() -> None:
+    """Four to each, one after the other. What is the same in them, their states say of no other prompt."""
+    generator = np.random.default_rng(5)
+
+    def drawn(prompts: int, answers_each: int) -> KnownStates:
+        states = generator.normal(size=(prompts, HIDDEN)).astype(np.float32)
+        logs = np.repeat(5 + generator.normal(0, 0.8, prompts), answers_each)
+        lengths = np.exp(logs + generator.normal(0, 0.4, len(logs))).round().clip(1).astype(np.float32)
+        return KnownStates(LAYER, np.repeat(states, answers_each, axis=0), lengths, np.ones(len(logs), bool))
+
+    model, asked = by_distance(drawn(125, 4)), drawn(600, 1)
+    covered = (asked.lengths <= said(model, asked.states)[:, NINETY]).mean()
+    assert covered > 0.85
+
+
+@BOTH
 def test_answers_that_were_cut_are_not_taken_for_short_ones(learn: Learn) -> None:
     whole, asked = answers(800), answers(2000, seed=1)
     limit = np.random.default_rng(2).choice([60, 120, 5000], 800)
@@ -71,11 +109,12 @@ def test_answers_that_were_cut_are_not_taken_for_short_ones(learn: Learn) -> Non
     assert covered_naive < covered - 0.05
 
 
-def test_each_row_is_left_out_as_if_it_had_not_been_there() -> None:
+def test_each_fold_is_left_out_as_if_it_had_not_been_there() -> None:
+    """Of 80 rows, eight next to each other."""
     known = answers(80)
     logs = np.log(known.lengths.astype(np.float64))
     whole = fit(Decomposed.of(known.states), logs, known.ended)
-    others = np.arange(80) != 5
+    others = np.arange(80) >= 8
     without = fit(Decomposed.of(known.states[others]), logs[others], known.ended[others])
     alone = float(known.states[5] @ without.weights + without.offset)
     assert whole.left_out[5] == pytest.approx(alone, abs=0.15)
@@ -163,10 +202,10 @@ def test_distances_say_what_no_sum_of_numbers_does(count: int) -> None:
     assert abs(sums) < 0.3
 
 
-def test_an_answer_is_left_out_of_what_its_distances_say_of_it() -> None:
+def test_an_answers_fold_is_left_out_of_what_its_distances_say_of_it() -> None:
     known = corners(80, seed=0)
     model, logs = learned_by_distance(known)
-    others = np.arange(80) != 5
+    others = np.arange(80) >= 8
     without = by_distance(
         KnownStates(LAYER, known.states[others], known.lengths[others], known.ended[others])
     )
