@@ -109,7 +109,9 @@ class Run:
         if self._reader.last_id() % HISTORY_EVERY == 0:
             self._history = AnswerHistory(self._reader.recent())
         found = self._history.predict(
-            instruction_id(asked.subject.instruction), asked.subject.num_input_tokens
+            instruction_id(asked.subject.instruction),
+            asked.subject.num_input_tokens,
+            asked.subject.max_tokens,
         )
         return found.mean if found is not None else float("nan")
 

@@ -81,7 +81,9 @@ def by_history(train: Sequence[Asked], asked: Sequence[Asked]) -> list[LengthPre
     ]
     history = AnswerHistory(seen)
     found = [
-        history.predict(instruction_id(each.subject.instruction), each.subject.num_input_tokens)
+        history.predict(
+            instruction_id(each.subject.instruction), each.subject.num_input_tokens, each.subject.max_tokens
+        )
         for each in asked
     ]
     return [prediction for prediction in found if prediction is not None]

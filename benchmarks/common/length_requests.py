@@ -30,6 +30,7 @@ from python_backends.text.door.subject import MAX_READ_CHARS, of_text
 
 MODEL = ROOT / "models/bundled"
 BATCH = 64
+MAX_TOKENS = 1024  # of an answer: none has as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def task_names() -> list[str]:
 def _asked(task: str, exercise: Exercise, tokenizer: Tokenizer) -> Asked:
     instruction, given = of_text(exercise.prompt)
     counts = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (given, exercise.answer)]
-    return Asked(task, Subject(instruction, given[:MAX_READ_CHARS], counts[0]), counts[1] + 1)
+    return Asked(task, Subject(instruction, given[:MAX_READ_CHARS], counts[0], MAX_TOKENS), counts[1] + 1)
 
 
 class Remembered:

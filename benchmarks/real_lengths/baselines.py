@@ -75,7 +75,8 @@ def history(answers: Answers, prompts: Sequence[Prompt], states: States) -> Pred
                 for n in np.flatnonzero(seen)
             ]
         )
-        return _said([known.predict(ids[n], int(states.num_input_tokens[n])) for n in np.flatnonzero(asked)])
+        rows, most = np.flatnonzero(asked).tolist(), int(answers.most)
+        return _said([known.predict(ids[n], int(states.num_input_tokens[n]), most) for n in rows])
 
     return predict
 
@@ -88,7 +89,7 @@ def forest(answers: Answers, prompts: Sequence[Prompt], states: States) -> Predi
         ones = np.ones(int(seen.sum()))
         lengths = answers.lengths[seen, 0].astype(np.float32)
         grown = grow(Observations(rows[seen], lengths, answers.ended[seen, 0], ids[seen], ones))
-        return _said(grown.predict(rows[asked], ids[asked]))
+        return _said(grown.predict(rows[asked], ids[asked], [int(answers.most)] * int(asked.sum())))
 
     return predict
 

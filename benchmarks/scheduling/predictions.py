@@ -62,7 +62,7 @@ def _serve(theirs: Connection, directory: Path) -> None:
     settings = PredictionSettings(encoder=PACKAGED)
     budget = Budget(PROCESSOR_SHARE * len(os.sched_getaffinity(0)), time.monotonic)
     predictor = Predictor(settings, directory, lambda: SentenceEncoder(settings.encoder), budget)
-    while not any(answer.version for answer in predictor.answer([Subject("", "", 0)])):
+    while not any(answer.version for answer in predictor.answer([Subject("", "", 0, 1)])):
         time.sleep(0.2)
     theirs.send([])
     while True:

@@ -75,7 +75,10 @@ class Pool:
 
     def subject(self, place: int) -> Subject:
         return Subject(
-            str(self.instructions[place]), str(self.inputs[place]), int(self.num_input_tokens[place])
+            str(self.instructions[place]),
+            str(self.inputs[place]),
+            int(self.num_input_tokens[place]),
+            MAX_TOKENS,
         )
 
     def prediction(self, place: int, source: Source) -> LengthPrediction:
@@ -141,7 +144,8 @@ def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> l
     asked = [(instruction_id(each.exercise.instruction), each.num_given_tokens) for each in drawn]
     seen = zip(asked[:half], lengths[:half].tolist(), strict=True)
     history = AnswerHistory([Answered(*who, length, length < MAX_TOKENS) for who, length in seen])
-    told = [prediction for who in asked[half:] if (prediction := history.predict(*who)) is not None]
+    found = (history.predict(*who, MAX_TOKENS) for who in asked[half:])
+    told = [prediction for prediction in found if prediction is not None]
     assert len(told) == len(drawn) - half
     return told
 
@@ -174,7 +178,7 @@ def _learn(
     version = learn(directory, encoder.name)
     assert version is not None
     ids = np.array([instruction_id(instruction) for instruction in instructions[half:]], np.uint64)
-    return Forest.load(version.path(directory)).predict(seen[half:], ids)
+    return Forest.load(version.path(directory)).predict(seen[half:], ids, [MAX_TOKENS] * len(ids))
 
 
 def _record(each: Drawn, length: int, features: Floats, encoder: str) -> AnswerRecord:

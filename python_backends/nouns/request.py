@@ -141,6 +141,7 @@ class Subject(Noun, frozen=True):
     instruction: str  # what is to be done; may be empty
     user_input: str  # what it is to be done to
     num_input_tokens: int  # of the whole input
+    max_tokens: int  # of the answer
 
 
 class Request(Noun, frozen=True, eq=False):

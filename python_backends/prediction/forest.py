@@ -11,6 +11,7 @@ used by the predictor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,21 @@ class Forest:
     instructions: NDArray[np.uint64]  # [instructions] ascending
 
     def predict(
-        self, features: Floats, instructions: NDArray[np.uint64] | None = None
+        self,
+        features: Floats,
+        instructions: NDArray[np.uint64] | None = None,
+        most: Sequence[int] | None = None,
     ) -> list[LengthPrediction]:
-        """One prediction for each row of `features`; `instructions` are the ids of their instructions."""
+        """One prediction for each row of `features`; `instructions` are the ids of their instructions, `most`
+        the tokens that each answer may have; None: no more than the longest that is known.
+        """
         rows = self._rows_of(instructions, len(features))
+        limits = [float(self.lengths[-1])] * len(features) if most is None else most
         below = (distribution(self.ended, weights) for weights in self.weights(features))
-        return [predict(self.lengths, each, self.levels[row]) for each, row in zip(below, rows, strict=True)]
+        return [
+            predict(self.lengths, each, limit, self.levels[row])
+            for each, limit, row in zip(below, limits, rows, strict=True)
+        ]
 
     def weights(self, features: Floats, trees: Flags | None = None) -> Doubles:
         """[rows, observations] the weights of the observations; with `trees` [rows,

@@ -40,10 +40,10 @@ class AnswerHistory:
         }
         self._all = _Answers(answers[:MAX_ANSWERS]) if len(answers) >= MIN_ANSWERS else None
 
-    def predict(self, instruction: int, num_input_tokens: int) -> LengthPrediction | None:
-        """None if there have been too few answers."""
+    def predict(self, instruction: int, num_input_tokens: int, most: int) -> LengthPrediction | None:
+        """Of an answer of at most `most` tokens. None if there have been too few answers."""
         answers = self._groups.get(instruction, self._all)
-        return answers.predict(num_input_tokens) if answers else None
+        return answers.predict(num_input_tokens, most) if answers else None
 
 
 class RecentAnswers:
@@ -58,11 +58,11 @@ class RecentAnswers:
         self._newest.appendleft(answer)
         self._num_new += 1
 
-    def predict(self, instruction: int, num_input_tokens: int) -> LengthPrediction | None:
-        """None if there have been too few answers."""
+    def predict(self, instruction: int, num_input_tokens: int, most: int) -> LengthPrediction | None:
+        """As `AnswerHistory.predict`."""
         if self._num_new >= MIN_ANSWERS:
             self._history, self._num_new = AnswerHistory(list(self._newest)), 0
-        return self._history.predict(instruction, num_input_tokens)
+        return self._history.predict(instruction, num_input_tokens, most)
 
 
 class _Answers:
@@ -73,11 +73,11 @@ class _Answers:
         table = table[np.argsort(table[:, 0], kind="stable")]
         self._inputs, self._lengths, self._ended = table[:, 0], table[:, 1], table[:, 2] > 0
 
-    def predict(self, num_input_tokens: int) -> LengthPrediction:
+    def predict(self, num_input_tokens: int, most: int) -> LengthPrediction:
         """The distribution of the NEIGHBOURS answers with the nearest ratio of
         input lengths, and of all at the same distance.
         """
         count = min(NEIGHBOURS, len(self._inputs))
         distance = np.abs(np.log((self._inputs + 1) / (num_input_tokens + 1)))
         near = distance <= np.partition(distance, count - 1)[count - 1]
-        return observed(self._lengths[near], self._ended[near])
+        return observed(self._lengths[near], self._ended[near], most)

@@ -34,19 +34,25 @@ def distribution(ended: Flags, weights: Doubles) -> Doubles:
     return 1.0 - np.cumprod(1.0 - dying)  # type: ignore[no-any-return]
 
 
-def predict(lengths: Floats | Doubles, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
-    """Mean and quantiles at `levels` of sorted `lengths` with the distribution
-    `below`. The longest gets what is missing to 1.
+def predict(
+    lengths: Floats | Doubles, below: Doubles, most: float, levels: Doubles = LEVELS
+) -> LengthPrediction:
+    """Mean and quantiles at `levels` of an answer of at most `most` tokens, from sorted `lengths` with the
+    distribution `below`.
+
+    What is missing to 1 is longer than the longest, and how much is not known. A quantile there is `most`,
+    which it does not exceed; in the mean it counts as the middle of the two, in logarithms, so that a `most`
+    that answers seldom come near does not decide it.
     """
-    steps = np.diff(below, prepend=0.0)
-    steps[-1] += 1.0 - below[-1]
-    places = np.searchsorted(below, levels - EPSILON)
-    return LengthPrediction(
-        float(steps @ lengths), lengths[np.minimum(places, len(lengths) - 1)].astype(np.float32)
-    )
+    known = np.append(np.minimum(lengths, most), most)
+    beyond = np.sqrt(known[-2] * most)
+    mean = np.diff(below, prepend=0.0) @ known[:-1] + (1.0 - below[-1]) * beyond
+    return LengthPrediction(float(mean), known[np.searchsorted(below, levels - EPSILON)].astype(np.float32))
 
 
-def observed(lengths: Floats, ended: Flags) -> LengthPrediction:
-    """Mean and quantiles of observations of equal weight, in any order."""
+def observed(lengths: Floats, ended: Flags, most: float) -> LengthPrediction:
+    """Mean and quantiles of an answer of at most `most` tokens, from observations of equal weight, in any
+    order.
+    """
     places = order(lengths, ended)
-    return predict(lengths[places], distribution(ended[places], np.ones(len(places))))
+    return predict(lengths[places], distribution(ended[places], np.ones(len(places))), most)

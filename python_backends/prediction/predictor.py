@@ -109,7 +109,9 @@ class Predictor:
         ]
 
     def _by_history(self, subject: Subject, made: Floats | None) -> LengthAnswer:
-        prediction = self._history.predict(instruction_id(subject.instruction), subject.num_input_tokens)
+        prediction = self._history.predict(
+            instruction_id(subject.instruction), subject.num_input_tokens, subject.max_tokens
+        )
         return LengthAnswer(prediction, 0, made, self._encoder_name if made is not None else "")
 
     def _by_forest(self, subjects: Sequence[Subject], made: dict[int, Floats]) -> dict[int, LengthAnswer]:
@@ -122,7 +124,8 @@ class Predictor:
             return {}
         places = list(made)
         ids = np.array([instruction_id(subjects[place].instruction) for place in places], np.uint64)
-        predictions = self._forest.predict(np.stack([made[place] for place in places]), ids)
+        most = [subjects[place].max_tokens for place in places]
+        predictions = self._forest.predict(np.stack([made[place] for place in places]), ids, most)
         return {
             place: LengthAnswer(prediction, self._version.number, made[place], self._encoder_name)
             for place, prediction in zip(places, predictions, strict=True)

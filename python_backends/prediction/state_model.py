@@ -53,7 +53,7 @@ class StateModel:
         places = order(lengths, ended)
         below = distribution(ended[places], np.ones(len(places)))
         levels = np.minimum(LEVELS * (1 + 1 / len(places)), 1.0)
-        return predict(np.clip(lengths[places], 1.0, most), below, levels)
+        return predict(np.maximum(lengths[places], 1.0), below, most, levels)
 
     def log_length(self, state: Floats, layer: int) -> float | None:
         """What the regression says; None as in `predict`."""
@@ -76,7 +76,7 @@ class StateModel:
         lengths, ended = lengths[longer], ended[longer]
         places = order(lengths, ended)
         below = distribution(ended[places], np.ones(len(places)))
-        median = float(predict(lengths[places], below, HALF).quantiles[0])
+        median = float(predict(lengths[places], below, lengths.max(), HALF).quantiles[0])
         return max(1.0, min(median, float(self.lengths.max())) - written)
 
     def _near(self, middle: float) -> tuple[Doubles, Flags]:

@@ -97,9 +97,8 @@ class Predictions:
         if subject is None:
             return None
         if said.prediction is None:
-            said = LengthAnswer(
-                self._recent.predict(instruction_id(subject.instruction), subject.num_input_tokens)
-            )
+            number, most = instruction_id(subject.instruction), request.sampling.max_tokens
+            said = LengthAnswer(self._recent.predict(number, subject.num_input_tokens, most))
         self._read[request.request_id] = _Read(subject, buckets, said)
         self._count(said, "text" if said.version else "history")
         if self._asks:

@@ -28,7 +28,9 @@ class Initials:
 
 def requests(instruction: str, factor: int, rng: np.random.Generator) -> list[Asked]:
     inputs = rng.integers(5, 60, COUNT)
-    return [Asked(instruction, Subject(instruction, "some input", int(n)), int(factor * n)) for n in inputs]
+    return [
+        Asked(instruction, Subject(instruction, "some input", int(n), 1024), int(factor * n)) for n in inputs
+    ]
 
 
 def test_the_error_rises_when_the_mix_changes_and_falls_when_it_has_been_learned(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ SCORES = RowLogProbs(
         Hello(ModelLimits(2048, 512, 16, 100, 16, "x")),
         Hello(),
         Submit(REQUEST, np.array([4], np.int32), 2),
-        Subject("Say it", "hello", 3),
+        Subject("Say it", "hello", 3, 20),
         LengthAnswer(
             LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32)),
             2,

@@ -31,7 +31,7 @@ from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
 from tests.support.toy_engine import TOY
 
-SUBJECT = Subject("Say it", "hello", 1)
+SUBJECT = Subject("Say it", "hello", 1, 12)
 
 
 def prediction(*values: float) -> LengthPrediction:

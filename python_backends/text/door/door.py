@@ -164,7 +164,7 @@ class Door:
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
             priority=values["request_priority"],
-            subject=self._subject(values, prompt) if self.names_subjects else None,
+            subject=self._subject(values, prompt, sampling.max_tokens) if self.names_subjects else None,
             adapter=adapter_of(values, self.engine.adapters),
             wants_output_ids=values["return_output_ids"],
             delivered=self._delivered(values, sampling.max_tokens),
@@ -187,14 +187,14 @@ class Door:
         self._check_rows("delivered_ids", np.array(delivered, np.int32))
         return delivered
 
-    def _subject(self, values: Values, prompt: Prompt) -> Subject:
+    def _subject(self, values: Values, prompt: Prompt, max_tokens: int) -> Subject:
         whole = values["instruction"]
         if prompt.name == "messages":
             instruction, given = of_messages(values["messages"], whole)
         else:
             instruction, given = of_text(self.special.readable(prompt.text), whole)
         count = num_tokens_of(given, prompt.text, len(prompt.ids), prompt.encoding)
-        return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
+        return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count, max_tokens)
 
     def _sampling(self, values: Values, prompt: Prompt) -> Sampling:
         max_tokens = self._max_tokens(values["max_tokens"], prompt)

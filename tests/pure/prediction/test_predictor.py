@@ -40,7 +40,7 @@ class Clock:
 
 
 def subjects(count: int, text: str = "input {}") -> list[Subject]:
-    return [Subject("Say it", text.format(i), 10) for i in range(count)]
+    return [Subject("Say it", text.format(i), 10, 500) for i in range(count)]
 
 
 class House:
@@ -204,7 +204,10 @@ def test_texts_that_cost_more_than_can_be_saved_are_encoded_one_request_at_a_tim
     for hour in range(48):
         house.clock.now_s += 3600
         instruction = f"Say it {hour}" if is_new else "Say it"
-        asked = [Subject(instruction, f"text {hour}", 10), Subject(f"more {hour}", f"other {hour}", 10)]
+        asked = [
+            Subject(instruction, f"text {hour}", 10, 500),
+            Subject(f"more {hour}", f"other {hour}", 10, 500),
+        ]
         answers = house.predictor.answer(asked[: 1 + (text_s > 0.5)])
         made += answers[0].features is not None
         assert hour == 0 or len(answers) == 1 or answers[1].features is None, "beyond the budget"

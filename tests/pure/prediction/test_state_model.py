@@ -98,6 +98,19 @@ def test_answers_to_one_prompt_do_not_make_quantiles_of_other_prompts_narrow() -
 
 
 @BOTH
+def test_answers_that_were_all_cut_early_say_nothing_of_one_that_may_be_long(learn: Learn) -> None:
+    known = answers(200)
+    model = learn(KnownStates(LAYER, known.states, np.full(200, 16, np.float32), np.zeros(200, bool)))
+    found = [model.predict(known.states[0], LAYER, most) for most in (16, 2048)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].mean == pytest.approx(16)
+    assert set(found[0].quantiles.tolist()) == {16}
+    assert set(found[1].quantiles.tolist()) == {2048}
+    assert 16 < found[1].mean < 2048
+
+
+@BOTH
 def test_answers_that_were_cut_are_not_taken_for_short_ones(learn: Learn) -> None:
     whole, asked = answers(800), answers(2000, seed=1)
     limit = np.random.default_rng(2).choice([60, 120, 5000], 800)

@@ -62,7 +62,7 @@ def test_the_door_counts_the_tokens_of_the_input_alone() -> None:
     request = admitted(text_input="Say it:\nabc", max_tokens=3)
     assert isinstance(request, Request)
     assert request.subject == Subject(
-        "Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode("abc"))
+        "Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode("abc")), 3
     )
 
 
@@ -87,7 +87,7 @@ def test_a_prompt_of_ids_is_divided_by_its_text() -> None:
     ids = byte_level().tokenizer.encode("Say it:\nabc").ids
     request = admitted(input_ids=ids, max_tokens=3)
     assert isinstance(request, Request)
-    assert request.subject == Subject("Say it", "abc", round(len(ids) * 3 / len("Say it:\nabc")))
+    assert request.subject == Subject("Say it", "abc", round(len(ids) * 3 / len("Say it:\nabc")), 3)
 
 
 def test_nothing_is_counted_where_nothing_is_predicted() -> None:

@@ -224,7 +224,7 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
 
     monkeypatch.setattr(served.model._predictor, "_call", sleep)
     try:
-        subject = Subject("translate", "hello", 1)
+        subject = Subject("translate", "hello", 1, 12)
         senders = [served.ask(number, subject=subject) for number in (1, 2)]
         limits = ModelLimits(64, 100, 1, 100, 16)
         served.tell(InstanceLoad(0, limits, Load(num_running=1, num_waiting=1, num_slots=1)))
@@ -277,11 +277,11 @@ def test_every_request_is_predicted_from_its_tokens_when_it_comes(served: Model)
     weights, lengths = np.zeros(WIDTH), np.full(30, 7.0)
     model = StateModel(LAYER, weights, np.log(7.0), np.log(lengths), lengths, np.ones(30, bool))
     served.model._learned._known = (version(), StageModels({TEXT: model}))
-    sender = served.ask(1, subject=Subject("Say it", "hello", 1))
+    sender = served.ask(1, subject=Subject("Say it", "hello", 1, 12))
     wait_for(lambda: served.table.find(1).prediction, 10)
     assert served.table.find(1).prediction.mean == pytest.approx(7)
     served.model._learned._known = None
-    other = served.ask(2, subject=Subject("Say it", "hello", 1))
+    other = served.ask(2, subject=Subject("Say it", "hello", 1, 12))
     served.tell(tokens(1, 5, finish=Finish.STOP), tokens(2, 5))
     wait_for(lambda: sender.is_closed, 10)
     assert served.table.find(2).prediction is None
@@ -308,7 +308,7 @@ class TestStates:
 
     @pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
     def test_every_request_is_predicted_when_its_prompt_has_been_computed(self, served: Model) -> None:
-        subject = Subject("Say it", "hello", 1)
+        subject = Subject("Say it", "hello", 1, 12)
         sender = served.ask(1, subject=subject)
         served.tell(self.prompts(1))
         wait_for(lambda: served.model._predictions._stages, 10)
@@ -325,7 +325,7 @@ class TestStates:
     def test_a_request_is_predicted_again_when_its_answer_has_reached_a_stage(self, served: Model) -> None:
         """Of two that are written, only of the one whose states have all come."""
         for number in (1, 2):
-            served.ask(number, subject=Subject("Say it", "hello", 1), sampling=Sampling(max_tokens=500))
+            served.ask(number, subject=Subject("Say it", "hello", 1, 12), sampling=Sampling(max_tokens=500))
         models = {PROMPT_END: self.learned(200), WRITTEN[0]: self.learned(30)}
         served.model._learned._known = version(), StageModels(models)
         served.tell(self.prompts(1, 2))
@@ -344,7 +344,7 @@ class TestStates:
     def test_a_predictor_that_raises_or_says_nonsense_harms_no_stream(
         self, served: Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sender = served.ask(1, subject=Subject("Say it", "hello", 1))
+        sender = served.ask(1, subject=Subject("Say it", "hello", 1, 12))
         broken = self.learned(7)
         object.__setattr__(broken, "lengths", np.full(3, np.nan))
         served.model._learned._known = version(), StageModels({PROMPT_END: broken})
