@@ -13,7 +13,9 @@ No call blocks here: a question is put in a list that the caller empties, and an
 comes. Only the log waits: an answer that has ended before its prediction came is logged when that comes.
 Short answers are the first to end; logged without features, they would be missing in what is learned. For the
 same reason answers that had begun before they were asked for teach nothing: of those that run at any time
-more are long. Predictions that can't be (not a number, not ascending) count as none.
+more are long. Nor does an answer whose length `min_tokens` decided. Predictions that can't be (not a number,
+not ascending) count as none; all others are cut to what their request allows before they are used, logged or
+judged.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -41,12 +44,16 @@ from python_backends.prediction.read_states import ReadStates
 from python_backends.prediction.request_log import CUT_SHORT, instruction_id
 from python_backends.watching.metrics import Metrics
 
+Said = TypeVar("Said", LengthAnswer, AtStage)
+
 NOTHING = LengthAnswer()
 AT_PROMPT_END = "gapless_length_error_at_prompt_end_tokens"
 WHILE_WRITTEN = "gapless_length_error_while_written_tokens"
 MEDIAN = QUANTILE_LEVELS.index(0.5)
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
+# of min_tokens: an answer that ends so shortly after it would have ended before
+SHORTLY = 0.1
 SAMPLE_EVERY_S = 5.0  # while none competes: the 100 answers that a forest needs in eight minutes
 
 
@@ -55,6 +62,7 @@ class _Read:
     """A request as it came."""
 
     subject: Subject
+    sampling: Sampling
     buckets: Ids | None  # of its prompt's tokens
     said: LengthAnswer  # what was expected of it
 
@@ -84,7 +92,8 @@ class Predictions:
         self._states: dict[int, ReadStates] = {}  # open, and states of them have been read
         self._stages: dict[int, dict[int, AtStage]] = {}  # of these: by stage that they have reached
         self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
-        self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
+        # without their prediction, in order of their end
+        self._ended: dict[int, tuple[AnswerRecord, Sampling]] = {}
         self._records: list[AnswerRecord] = []
 
     def opened(
@@ -99,7 +108,8 @@ class Predictions:
         if said.prediction is None:
             number, most = instruction_id(subject.instruction), request.sampling.max_tokens
             said = LengthAnswer(self._recent.predict(number, subject.num_input_tokens, most))
-        self._read[request.request_id] = _Read(subject, buckets, said)
+        said = _cut(said, request.sampling)
+        self._read[request.request_id] = _Read(subject, request.sampling, buckets, said)
         self._count(said, "text" if said.version else "history")
         if self._asks:
             self._opened_for_sample(request.request_id, subject)
@@ -122,6 +132,10 @@ class Predictions:
 
     def reached(self, request_id: int, at_stage: AtStage) -> None:
         """A request has come to this stage."""
+        read = self._read.get(request_id)
+        if read is None:
+            return
+        at_stage = _cut(at_stage, read.sampling)
         self._stages.setdefault(request_id, {})[at_stage.stage] = at_stage
         if at_stage.prediction is not None:
             source = "state" if at_stage.stage == PROMPT_END else "written"
@@ -161,10 +175,11 @@ class Predictions:
         """Returns False if the answer makes no sense; it is then ignored."""
         makes_sense = answer.prediction is None or answer.prediction.is_sane
         answer = answer if makes_sense else NOTHING
-        record = self._ended.pop(request_id, None)
-        if record is not None:
-            self._records.append(record.changed(predicted=_joined(answer, record.predicted)))
+        if request_id in self._ended:
+            record, sampling = self._ended.pop(request_id)
+            self._records.append(record.changed(predicted=_joined(_cut(answer, sampling), record.predicted)))
         elif request_id in self._open:
+            answer = _cut(answer, self._read[request_id].sampling)
             self._open[request_id] = (self._open[request_id][0], answer)
             if answer.version:
                 self._count(answer, "forest")
@@ -182,17 +197,20 @@ class Predictions:
         read = self._read.pop(request.request_id, None)
         if read is None:
             return
-        record = self._record(request, read, num_output_tokens, finish, stages)
         self._observe_stages(stages, num_output_tokens, finish)
-        self._add_to_recent(read.subject, num_output_tokens, finish)
         said = _joined(answer or NOTHING, read.said)
         self._observe(said, num_output_tokens, finish)
+        if num_output_tokens <= read.sampling.min_tokens * (1 + SHORTLY):
+            self._pending.pop(request.request_id, None)
+            return
+        record = self._record(request, read, num_output_tokens, finish, stages)
+        self._add_to_recent(read.subject, num_output_tokens, finish)
         if answer is not None:
             self._records.append(record.changed(predicted=said))
             return
-        self._ended[request.request_id] = record
+        self._ended[request.request_id] = record, read.sampling
         if len(self._ended) > MAX_PENDING:
-            self._records.append(self._ended.pop(next(iter(self._ended))))
+            self._records.append(self._ended.pop(next(iter(self._ended)))[0])
 
     def take_records(self) -> list[AnswerRecord]:
         """Records that are ready for the log."""
@@ -252,6 +270,10 @@ def _joined(answer: LengthAnswer, read: LengthAnswer) -> LengthAnswer:
     if answer.version or read.prediction is None:
         return answer
     return answer.changed(prediction=read.prediction, version=read.version)
+
+
+def _cut(said: Said, sampling: Sampling) -> Said:
+    return said if said.prediction is None else said.changed(prediction=within(said.prediction, sampling))
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:

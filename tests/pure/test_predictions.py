@@ -39,7 +39,11 @@ def prediction(*values: float) -> LengthPrediction:
     return LengthPrediction(values[0], np.array(values[1:], np.float32))
 
 
-GOOD = prediction(5, 1, 2, 5, 6, 9, 20)
+GOOD = prediction(5, 1, 2, 5, 6, 9, 12)
+
+
+def same(one: LengthPrediction | None, other: LengthPrediction) -> bool:
+    return one is not None and one.mean == other.mean and one.quantiles.tolist() == other.quantiles.tolist()
 
 
 def request(number: int, max_tokens: int = 12, min_tokens: int = 0) -> Request:
@@ -233,7 +237,7 @@ def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
     assert books.answered(1, LengthAnswer(GOOD, 3, np.ones(21, np.float32), "packaged"))
     books.ended(request(1), 7, Finish.STOP)
     (record,) = books.take_records()
-    assert record.predicted.prediction is GOOD
+    assert same(record.predicted.prediction, GOOD)
     assert (record.num_output_tokens, record.num_input_tokens, record.finish, record.user_input) == (
         7,
         1,
@@ -316,14 +320,15 @@ BUCKETS = np.array([3, 3, 70], np.int32)
 
 def test_every_request_is_predicted_from_its_tokens_and_nothing_is_asked() -> None:
     books = without_encoder()
-    assert books.opened(request(1), BUCKETS, LengthAnswer(GOOD, 4)) is GOOD
+    assert same(books.opened(request(1), BUCKETS, LengthAnswer(GOOD, 4)), GOOD)
     books.ask_all(nobody)
     assert books.take_questions() == []
     books.reached(1, at_stage(GOOD))
     assert books.is_known(1)
     books.ended(request(1), 7, Finish.STOP)
     (record,) = books.take_records()
-    assert (record.predicted.prediction, record.predicted.version) == (GOOD, 4)
+    assert same(record.predicted.prediction, GOOD)
+    assert record.predicted.version == 4
     assert record.token_buckets is BUCKETS
     assert len(record.stages) == 1
     counters = books._metrics.counters
@@ -347,7 +352,7 @@ def test_before_anything_is_learned_recent_answers_say_the_length() -> None:
 
 def test_what_the_forest_says_replaces_what_the_tokens_say_and_its_features_are_kept_anyway() -> None:
     books, features = predictions(), np.ones(21, np.float32)
-    other = prediction(8, 1, 2, 8, 9, 10, 20)
+    other = prediction(8, 1, 2, 8, 9, 10, 12)
     for number in (1, 2):
         books.opened(request(number), BUCKETS, LengthAnswer(GOOD, 4))
     books.answered(1, LengthAnswer(other, 9, features, "packaged"))
@@ -355,9 +360,75 @@ def test_what_the_forest_says_replaces_what_the_tokens_say_and_its_features_are_
     for number in (1, 2):
         books.ended(request(number), 7, Finish.STOP)
     first, second = (record.predicted for record in books.take_records())
-    assert (first.prediction, first.version) == (other, 9)
-    assert (second.prediction, second.version) == (GOOD, 4), "recent answers alone know less"
+    assert same(first.prediction, other)
+    assert same(second.prediction, GOOD), "recent answers alone know less"
+    assert (first.version, second.version) == (9, 4)
     assert first.features is second.features is features
+
+
+LONG = prediction(900, 1, 200, 900, 1000, 2000, 4000)
+
+
+def test_what_is_judged_and_logged_is_what_the_request_allows() -> None:
+    books = without_encoder()
+    said = books.opened(request(1, min_tokens=3), BUCKETS, LengthAnswer(LONG, 4))
+    assert same(said, prediction(12, 3, 12, 12, 12, 12, 12))
+    books.read_state(1, PROMPT_END, np.ones(4, np.float32))
+    books.reached(1, at_stage(LONG))
+    books.ended(request(1, min_tokens=3), 10, Finish.STOP)
+    errors = (
+        books._metrics.histograms[name].sum
+        for name in ("gapless_length_prediction_error_tokens", "gapless_length_error_at_prompt_end_tokens")
+    )
+    assert list(errors) == [2, 2]
+    (record,) = books.take_records()
+    assert same(record.predicted.prediction, said)
+    assert same(record.stages[0].prediction, said)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_the_forest_says_is_cut_to_what_the_request_allows_too(is_late: bool) -> None:
+    books, answer = predictions(), LengthAnswer(LONG, 9, np.ones(21, np.float32), "packaged")
+    books.opened(request(1))
+    books.take_questions()
+    if not is_late:
+        books.answered(1, answer)
+    books.ended(request(1), 10, Finish.STOP)
+    if is_late:
+        books.answered(1, answer)
+    (record,) = books.take_records()
+    assert record.predicted.prediction.mean == 12
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "num_output", "finish", "is_kept"),
+    [
+        (400, 400, Finish.LENGTH, False),  # as `ignore_eos` asks
+        (400, 150, Finish.CANCELLED, False),
+        (300, 301, Finish.STOP, False),  # it would have ended before
+        (300, 360, Finish.STOP, True),
+        (300, 400, Finish.LENGTH, True),  # it might have ended before
+        (1, 2, Finish.STOP, True),
+        (0, 1, Finish.STOP, True),
+    ],
+)
+def test_a_length_that_min_tokens_decided_is_not_learned_from(
+    min_tokens: int, num_output: int, finish: Finish, is_kept: bool
+) -> None:
+    books = predictions()
+    for number in range(5):
+        asked = request(number, max_tokens=400, min_tokens=min_tokens)
+        books.opened(asked)
+        books.ended(asked, num_output, finish)
+    for number, _ in books.take_questions():
+        books.answered(number, LengthAnswer())
+    assert len(books.take_records()) == (5 if is_kept else 0)
+    assert (books.opened(request(7)) is not None) == is_kept
+    books.ended(request(7), 7, Finish.STOP)
+    books.answered(7, LengthAnswer())
+    books.take_questions()
+    books.take_records()
+    assert is_empty(books)
 
 
 # --- through the table to the instance
