@@ -64,7 +64,8 @@ class Learner:
 
     def learn_if_due(self) -> bool:
         """Looks every `relearn_s` whether there is something to learn, and whether what was begun has ended.
-        Returns whether something was learned. After a failure it looks again later and later.
+        Returns whether something was learned. After a failure it looks again later and later. Raises OSError
+        if the log was deleted or replaced: another learner begins a new one.
         """
         if self._fit is None and self._is_due():
             self._fit = self._learn(self._directory, self._settings.encoder)
@@ -86,6 +87,7 @@ class Learner:
         if now_s - self._looked_s < self._pause_s:
             return False
         self._looked_s = now_s
+        self._log.check_place()
         for learned in Learned:
             last = current(self._directory, learned)
             if last is not None and existing(self._directory, learned) is None:

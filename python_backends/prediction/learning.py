@@ -36,7 +36,7 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
     known = log.num_lessons(encoder)
     if last is None or last.encoder != encoder:
         return known >= MIN_OBSERVATIONS
-    if log.num_lessons(encoder, last.last_id, wrong_only=True) >= MIN_WRONG:
+    if log.num_lessons(encoder, _seen(log, last), wrong_only=True) >= MIN_WRONG:
         return True
     return known >= 2 * last.num_observations and last.num_observations < MAX_WRONG + MAX_ORDINARY
 
@@ -44,7 +44,14 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
 def are_regressions_due(log: RequestLog, last: Version | None) -> bool:
     if last is None:
         return log.num_known() >= MIN_ANSWERS
-    return log.num_known(last.last_id) >= max(MIN_MORE, MORE * last.num_observations)
+    return log.num_known(_seen(log, last)) >= max(MIN_MORE, MORE * last.num_observations)
+
+
+def _seen(log: RequestLog, last: Version) -> int:
+    """The id of the last answer that `last` was learned from; 0 if it is of another log: the ids of a new one
+    begin again, and those of one that was restored are behind.
+    """
+    return last.last_id if last.last_id <= log.last_id() else 0
 
 
 def learn_regressions(directory: Path) -> Version | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import random
 import sqlite3
 from collections.abc import Sequence
@@ -113,6 +114,7 @@ class RequestLog:
         one begins. Raises sqlite3.Error or OSError.
         """
         self._max_answers = max_answers
+        self._path = directory / FILE
         if not max_answers:
             self._file = _connected(directory, "rw")
             self._file.execute("PRAGMA query_only=1")
@@ -125,11 +127,17 @@ class RequestLog:
         except sqlite3.DatabaseError as error:
             _put_aside(directory, error)
             self._file = _writable(directory)
+        self._written = self._path.stat()
 
     def close(self) -> None:
         self._file.close()
 
     # --- the learner writes
+
+    def check_place(self) -> None:
+        """Raises OSError if the file that is written is not in its place any more."""
+        if not os.path.samestat(self._path.stat(), self._written):
+            raise FileNotFoundError(f"{self._path} is another file now")
 
     def add(self, records: Sequence[AnswerRecord]) -> None:
         """Adds those whose length says something, and deletes the oldest above the limit."""

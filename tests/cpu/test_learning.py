@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import sqlite3
 from dataclasses import replace
 from itertools import pairwise
@@ -335,6 +336,37 @@ def test_tokens_of_prompts_are_learned_from_and_again_when_there_are_a_tenth_mor
     assert long.mean > 3 * short.mean
     log.add(with_tokens(learning.MIN_MORE, seed=2))
     assert what_is_due(log, tmp_path, ENCODER) == [Learned.REGRESSIONS]
+
+
+def test_learning_goes_on_in_a_log_whose_ids_begin_again(log: RequestLog) -> None:
+    """The one before was lost, or is an older copy now."""
+    forest, regressions = (
+        Version(1, 0.0, 0.0, 500, ENCODER, 10**6, each) for each in (Learned.FOREST, Learned.REGRESSIONS)
+    )
+    log.add(with_tokens(49))
+    assert not are_regressions_due(log, regressions)
+    log.add(with_tokens(1))
+    assert are_regressions_due(log, regressions)
+    log.add([record(mean=99)] * (learning.MIN_WRONG - 1))
+    assert not is_due(log, ENCODER, forest)
+    log.add([record(mean=99)])
+    assert is_due(log, ENCODER, forest)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_learner_whose_log_is_gone_ends_so_that_another_begins_a_new_one(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    now_s = [0.0]
+    learner = Learner(SETTINGS, tmp_path, learn_here, lambda: now_s[0])
+    learner.take(answers(150, 2))
+    shutil.rmtree(tmp_path)
+    if is_replaced:
+        RequestLog(tmp_path, 10).close()
+    now_s[0] += 2
+    with pytest.raises(OSError, match=request_log.FILE):
+        learner.learn_if_due()
+    learner.close()
 
 
 def test_the_oldest_tokens_are_dropped(log: RequestLog, monkeypatch: pytest.MonkeyPatch) -> None:
