@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Floats, LengthPrediction
 from python_backends.prediction.lengths import EPSILON, LEVELS, Doubles, Flags, distribution, order, predict
+from python_backends.prediction.versions import DAMAGED
 
 Places = NDArray[np.int32]
 
@@ -116,7 +116,7 @@ class Forest:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return Forest(**{field.name: arrays[field.name] for field in fields(Forest)})
-        except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
+        except DAMAGED as error:
             raise ForestError(f"{path}: {error}") from error
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from python_backends.prediction.state_model import (
     learned_by_distance,
     of_ridge,
 )
+from python_backends.prediction.versions import DAMAGED
 
 MIN_ANSWERS = 50  # of a stage, for its regression
 WORTH = 0.95  # of its base's error: a regression that errs more is not used
@@ -74,7 +74,7 @@ class StageModels:
                     for stage in here
                 }
             models = {stage: StateModel.of_arrays(each) for stage, each in found.items()}
-        except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
+        except DAMAGED as error:
             raise StateModelError(f"{path}: {error}") from error
         if not models:
             raise StateModelError(f"{path}: it has no regression")

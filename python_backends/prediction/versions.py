@@ -8,15 +8,31 @@ version at any time. The learner writes; the predictors and `make stats` read.
 from __future__ import annotations
 
 import json
+import lzma
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from zipfile import BadZipFile
 
 from python_backends.linux.files import replace_file, write_whole
 
 KEPT = 3  # versions
+# what numpy and zipfile raise of a file of arrays that is damaged, wherever that is
+DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    RuntimeError,
+    MemoryError,
+    BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 class Learned(StrEnum):
