@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -58,7 +58,8 @@ class WaitingList:
         self._block_tokens = block_tokens
         self.num_blocks = 0  # that all of them need for their tokens so far
         self._count = 0
-        self._queues: dict[str, _Queue] = {}  # by the digest of the adapter; none is empty
+        # by the digest of the adapter; none is empty
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
         # since when each waits that is not old yet, by request; the longest first
         self._recent: OrderedDict[int, tuple[float, Sequence]] = OrderedDict()
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
@@ -78,7 +79,7 @@ class WaitingList:
         return digest in self._queues
 
     def add(self, sequence: Sequence) -> None:
-        queue = self._queues.setdefault(sequence.request.adapter.digest, _Queue())
+        queue = self._queues[sequence.request.adapter.digest]
         queue.arrived.add(sequence)
         ranked = queue.ranked if self._predicted is None else self._predicted
         ranked.add(sequence)
