@@ -211,8 +211,9 @@ class ChangingQueue:
     def _keep_count(self) -> None:
         """Replaces requests that got a slot by others that wait, so that there are always some to cancel."""
         for started in self._scheduler.take_started():
-            self._waiting.remove(started.request_id)
-            self._arrive()
+            if started.request_id in self._waiting:  # it is said again if more of a prompt is found
+                self._waiting.remove(started.request_id)
+                self._arrive()
 
 
 class WaitingStreams:
