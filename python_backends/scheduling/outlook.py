@@ -54,6 +54,10 @@ class Outlook:
         live = self._slots.live
         return self.step_time.seconds(int(np.count_nonzero(live)), int(self._slots.planned[live].sum()))
 
+    def waited_s(self, sequence: Sequence) -> float:
+        """Since its request came to its first instance."""
+        return self._clock() - sequence.arrived_s
+
     def predicted(self, sequence: Sequence) -> None:
         """A prediction has come for `sequence`."""
         self.future.believe(sequence)

@@ -86,9 +86,9 @@ class PlanWriter:
         return self.num_steps - 1
 
     def _chunks(self, decodes: Ids) -> list[Chunk]:
-        """This step's prefill chunks, in order of priority and arrival."""
+        """This step's prefill chunks, in the order of their turns."""
         chunks: list[Chunk] = []
-        slots = self._slots.prefilling(self._policy.by_priority)
+        slots = sorted(self._slots.prefilling(), key=self._turn)
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)
@@ -121,6 +121,19 @@ class PlanWriter:
             chunks.append((slot, start, length))
             coming.update(self._allocator.filled_keys(slot, start + length))
         return chunks
+
+    def _turn(self, slot: int) -> tuple[float, float, float]:
+        """The slot with the smallest is computed first: larger priority first, if that counts; then, if the
+        policy goes by predicted time, the most of (time waited)² / tokens left; then by arrival. So a short
+        prompt does not wait for long ones, and one with a hundred times as many tokens left goes before it
+        once it has waited ten times as long.
+        """
+        sequence = self._slots.sequence(slot)
+        priority = sequence.request.priority if self._policy.by_priority else 0
+        if self._policy.rank is None:
+            return -priority, 0.0, sequence.arrival
+        left = int(self._slots.targets[slot] - self._slots.computed[slot])
+        return -priority, -(self._outlook.waited_s(sequence) ** 2) / left, sequence.arrival
 
     def _cut(self, wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
         """Tokens of a chunk that may have `wanted`, of which `in_time` fit the time, in a step of `num_rows`

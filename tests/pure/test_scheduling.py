@@ -149,6 +149,36 @@ def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
     assert instance.answers[2] == []
 
 
+@pytest.mark.parametrize(("policy", "passes"), [("fcfs", False), ("past_future", False), ("ours", True)])
+def test_a_short_prompt_passes_long_ones_that_have_slots_if_the_policy_predicts(
+    model: Path, policy: str, passes: bool
+) -> None:
+    instance = Instance(model, policy=policy, token_budget=8)
+    asks = [request(number, [number] * length) for number, length in enumerate((60, 60, 7))]
+    for ask in asks:
+        instance.submit(ask)
+        instance.now_s += 0.1
+    instance.now_s += 1.0
+    instance.turn()
+    assert bool(instance.answers[2]) == passes
+    instance.run()
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
+def test_a_long_prompt_that_has_waited_for_long_goes_before_short_ones(model: Path) -> None:
+    """Each step has time for one of the short prompts, and one comes with each."""
+    instance = Instance(model, policy="ours", token_budget=8)
+    instance.submit(request(0, [1] * 60))
+    turns = 0
+    while not instance.answers[0]:
+        turns += 1
+        instance.submit(request(turns, [turns] * 8, max_tokens=1))
+        instance.now_s += 1.0
+        instance.turn()
+    assert 8 <= turns <= 30
+    instance.run()
+
+
 @pytest.mark.parametrize(
     ("row_multiple", "step_s", "expected"),
     [(32, 0.010, 63), (32, 0.120, 31), (32, 0.200, 95), (8, 0.120, 55), (8, 0.145, 71)],

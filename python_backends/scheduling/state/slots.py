@@ -201,12 +201,10 @@ class SlotTable:
         left = self.targets[self.live] - self.computed[self.live]
         return int(left[left > 0].sum())
 
-    def prefilling(self, by_priority: bool = True) -> list[int]:
-        """Slots with a prompt left to compute, in order of priority (if that counts) and of arrival."""
-        slots = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
-        if not by_priority:
-            return sorted(slots, key=self.arrival)
-        return sorted(slots, key=lambda slot: (-self.sequence(slot).request.priority, self.arrival(slot)))
+    def prefilling(self) -> list[int]:
+        """Slots with a prompt left to compute, ascending."""
+        slots: list[int] = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
+        return slots
 
     def arrival(self, slot: int) -> float:
         return self.sequence(slot).arrival
