@@ -8,6 +8,7 @@ import http.client
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -17,8 +18,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from client.wire import Piece
 from front import responses
+from front.asks import ChatAsk
 from front.keys import Keys, read_keys
 from front.model import defaults
+from front.parameters import parameters_of
+from python_backends.nouns.request import ModelLimits
 from python_backends.settings import SettingsError
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
@@ -219,6 +223,18 @@ def test_a_seed_of_minus_one_is_any_and_a_top_k_of_minus_one_is_all(
 )
 def test_defaults_are_those_of_generation_config(file: dict[str, Any], expected: dict[str, Any]) -> None:
     assert defaults(file) == expected
+
+
+def test_defaults_that_the_engine_lacks_are_left_out() -> None:
+    limits = ModelLimits(64, 512, 1, 4, 16, unsupported=("min_p", "repetition_penalty"))
+    found = {"temperature": 0.5, "min_p": 0.1, "repetition_penalty": 1.05}
+    model: Any = SimpleNamespace(defaults=found, limits=limits, adapter=lambda _: "")
+    (made,) = parameters_of(ChatAsk(messages=[], min_p=0.2), 9, model)
+    assert {name: made.get(name) for name in found} == {
+        "temperature": 0.5,
+        "min_p": 0.2,
+        "repetition_penalty": None,
+    }
 
 
 def test_tools_and_values_go_to_the_template_that_writes_tools(
