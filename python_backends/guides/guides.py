@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
-from math import inf, lcm
+from math import lcm
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -35,8 +35,7 @@ os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 Compiled = LLMatcher  # of which each answer gets a copy
 
 MAX_GUIDE_BYTES = 128 * 1024  # compiled in 0.1 s, if it is 500 schemas of tools
-COMPILE_S = 1.0  # the door waits, for all guides of a batch; a hundred times as long as common ones take
-LEAST_S = 0.1  # … and for each, when that has passed
+COMPILE_S = 1.0  # the door waits; a hundred times as long as common ones take
 KEPT_S = 3.0  # of a processor: what took longer is refused, also when it has been compiled meanwhile
 ADMIT_S = 10.0  # an instance waits, in the rare case that it must compile a guide again
 NUM_THREADS = 2
@@ -72,11 +71,6 @@ class Guides:
         self._prepared = PreparedMatchers()
         self._lock, self._tokens_lock = threading.Lock(), threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._ends_s = inf  # when the checks of a batch have waited for COMPILE_S
-
-    def begin_batch(self) -> None:
-        """The checks that follow wait for COMPILE_S together."""
-        self._ends_s = time.monotonic() + COMPILE_S
 
     def begin(self, grammar: str) -> Future[Compiled]:
         """Has `grammar` compiled, unless it is. The result is not to be changed; it is GuideError if the
@@ -101,8 +95,7 @@ class Guides:
         UncompiledError if that is not known in time.
         """
         self._known_tokens()
-        left_s = max(LEAST_S, self._ends_s - time.monotonic())
-        self._compiled(grammar, min(COMPILE_S, left_s))
+        self._compiled(grammar, COMPILE_S)
 
     def prepare(self, followed: Followed) -> Future[None]:
         """Has done what takes long of `matcher`. The result is GuideError if that raises it."""
@@ -139,7 +132,7 @@ class Guides:
             with self._lock:
                 if compiled.cancel():  # no thread has begun with it
                     self._begun.pop(grammar, None)
-            said = f"could not be compiled within {patience_s:.2g} s; it may be compiled a moment later"
+            said = f"could not be compiled within {patience_s:g} s; it may be compiled a moment later"
             raise UncompiledError(said) from None
 
     def _pool(self) -> ThreadPoolExecutor:

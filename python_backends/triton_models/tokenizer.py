@@ -65,7 +65,6 @@ class TritonPythonModel:
             ]
         if self._adapters is not None:
             self._door = self._door.with_adapters(self._adapters.read())
-        self._door.guides.begin_batch()
         return [self._response(request) for request in requests]
 
     def finalize(self) -> None:

@@ -283,20 +283,6 @@ def test_a_guide_that_takes_too_long_is_compiled_once_and_not_kept(monkeypatch: 
     assert asked[grammar] <= 2
 
 
-def test_the_guides_of_a_batch_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, ended = guides(), threading.Event()
-    monkeypatch.setattr(Guides, "_newly_compiled", lambda *_: ended.wait())
-    monkeypatch.setattr("python_backends.guides.guides.LEAST_S", 0.0)
-    known._known_tokens()
-    began_s = time.monotonic()
-    known.begin_batch()
-    for number in range(20):
-        with pytest.raises(UncompiledError):
-            known.check(grammar_of("regex", f"{number}"))
-    ended.set()
-    assert time.monotonic() - began_s < 10
-
-
 def test_what_was_refused_is_refused_again_without_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     known, compiled, asked = guides(), Guides._newly_compiled, Counter[str]()
 
