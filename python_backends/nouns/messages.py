@@ -3,9 +3,9 @@ message. Never pickle.
 
 A wire reads only the nouns that belong on it, and each field only as what it is declared to be.
 
-Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what
-an earlier life said or was told is dropped. The same writing carries a `Request` from the tokenizer to the
-scheduler model and a `TokenWindow` to the detokenizer.
+Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, number,
+messages): what an earlier life said or was told is dropped, and a frame that is lost shows. The same writing
+carries a `Request` from the tokenizer to the scheduler model and a `TokenWindow` to the detokenizer.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ def reader(kind: Any) -> Reader:
 
 
 def frame_reader(kind: Any, unknown: Callable[[BadMessageError], None]) -> Reader:
-    """What reads frames of (incarnation, incarnation, messages of `kind`). Unknown messages, as those of
-    another version of the code, are left out, and `unknown` is told.
+    """What reads frames of (incarnation, incarnation, number, messages of `kind`). Unknown messages, as those
+    of another version of the code, are left out, and `unknown` is told.
     """
-    whole, one = reader(tuple[str, str, tuple[kind, ...]]), reader(kind)
-    in_parts = reader(tuple[str, str, tuple[msgspec.Raw, ...]])
+    whole, one = reader(tuple[str, str, int, tuple[kind, ...]]), reader(kind)
+    in_parts = reader(tuple[str, str, int, tuple[msgspec.Raw, ...]])
 
     def known(messages: tuple[msgspec.Raw, ...]) -> Iterator[Any]:
         for message in messages:
@@ -206,8 +206,8 @@ def frame_reader(kind: Any, unknown: Callable[[BadMessageError], None]) -> Reade
         try:
             return whole(frame)
         except BadMessageError:
-            *incarnations, messages = in_parts(frame)
-            return (*incarnations, tuple(known(messages)))
+            *head, messages = in_parts(frame)
+            return (*head, tuple(known(messages)))
 
     return read
 

@@ -3,14 +3,20 @@
 A session is one pairing of a scheduler model with one life of an instance: frames of another session are
 dropped. When the scheduler model gives an instance up it opens a new session, so that an instance that was
 only asleep forgets what it had.
+
+Each end counts the frames that it sends in a session, and a session from which one is missing ends: ZeroMQ
+loses what is under way when it makes a connection by TCP again. An instance that misses one begins a new
+life. The scheduler model says something every BEAT_S, so that its last frame is missed, too.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +42,13 @@ from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.network import Network, only_own_key, read_network, secure_client, secure_server
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received, say_unknown
 
+log = logging.getLogger("gapless")
+
 FROM_INSTANCE = frame_reader(FromInstance, say_unknown)
 TO_INSTANCE = frame_reader(ToInstance, say_unknown)
 FEEDBACK = reader(tuple[Feedback | Idle, ...])
 INSTANCE_NAME = re.compile(rb"instance-(\d{1,4})\.[0-9a-f]+")  # and its life
+BEAT_S = 1.0
 LONGEST_TURN_S = 2.0  # of the scheduler model, between two looks at whether the instance is silent
 
 
@@ -91,8 +100,10 @@ class _Peer:
         self.limits: ModelLimits | None = None  # as it said when it opened the session
         self.session = new_incarnation()
         self.num_heard = 0  # frames of this life
+        self.num_sent, self.sent_s = 0, 0.0  # frames in this session, and when the last one was sent
+        self._next_number = 0  # of the frame that comes next in this session
         self.longest_step_s = 0.0  # as it said last
-        self._heard_of: set[str] = set()  # lives
+        self._heard_of: set[bytes] = set()  # sockets of lives
         self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
 
     @property
@@ -100,15 +111,20 @@ class _Peer:
         """Whether it has opened the session."""
         return self.limits is not None
 
-    def replaces(self, incarnation: str) -> bool:
-        """Whether that life had the name before the one that counts."""
-        return self.incarnation not in (NOBODY, incarnation) and incarnation in self._heard_of
+    def replaces(self, name: bytes) -> bool:
+        """Whether the life with that socket counted before the one that counts."""
+        return self.incarnation != NOBODY and name != self.name and name in self._heard_of
 
-    def hear(self, name: bytes, incarnation: str) -> list[InstanceLost]:
-        """From now on, this life counts."""
-        lost = self.lose() if incarnation != self.incarnation else []
+    def hear(self, name: bytes, incarnation: str, session: str, number: int) -> list[InstanceLost]:
+        """A frame of that life, which counts from now on. Ends the session if frames before it are lost."""
+        lacks_frames = self.is_ready and session == self.session and number != self._next_number
+        if lacks_frames:
+            log.warning("frames of instance %d are lost: its requests are submitted again", self.number)
+        lost = self.lose() if lacks_frames or incarnation != self.incarnation else []
+        if session == self.session:
+            self._next_number = number + 1
         self.name, self.incarnation = name, incarnation
-        self._heard_of.add(incarnation)
+        self._heard_of.add(name)
         self.num_heard += 1
         return lost
 
@@ -135,6 +151,7 @@ class _Peer:
         lost = [InstanceLost(self.number, silent_s)] if self.is_ready else []
         if self.incarnation != NOBODY:
             self.incarnation, self.limits, self.session = NOBODY, None, new_incarnation()
+            self.num_sent = 0
         return lost
 
 
@@ -181,6 +198,8 @@ class SchedulerEnd:
                 news += feedback
         for peer in self._peers.values():
             news += peer.look(self._dead_after_s)
+            if peer.is_ready and time.monotonic() - peer.sent_s >= BEAT_S:
+                self._send(peer, [])
         return news
 
     def send(self, instance: int, messages: Sequence[ToInstance]) -> None:
@@ -202,12 +221,12 @@ class SchedulerEnd:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]]) -> list[Any]:
-        sender, receiver, messages = said
+    def _from_instance(self, name: bytes, said: tuple[str, str, int, tuple[Any, ...]]) -> list[Any]:
+        sender, receiver, number, messages = said
         peer = self._peer(name)
-        if peer is None or peer.replaces(sender):
+        if peer is None or peer.replaces(name):
             return []
-        news: list[Any] = list(peer.hear(name, sender))
+        news: list[Any] = list(peer.hear(name, sender, receiver, number))
         if peer.is_ready and receiver == peer.session:
             return [peer.labelled(each) for each in messages if not isinstance(each, Hello)]
         hello = messages[0] if messages else None
@@ -225,7 +244,8 @@ class SchedulerEnd:
         return self._peers.setdefault(int(found[1]), _Peer(int(found[1])))
 
     def _send(self, peer: _Peer, messages: Sequence[ToInstance]) -> None:
-        frame = pack((peer.session, peer.incarnation, tuple(messages)))
+        frame = pack((peer.session, peer.incarnation, peer.num_sent, tuple(messages)))
+        peer.num_sent, peer.sent_s = peer.num_sent + 1, time.monotonic()
         try:
             self._instances.send_multipart([peer.name, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -256,6 +276,7 @@ class InstanceEnd:
         self._wake = Wake()
         self._poller = poller_of(self._socket, self._wake.fd)
         self._session = NOBODY
+        self._num_sent, self._next_number = 0, 0  # frames in this session; of the one that comes next
         self._hello = Hello(limits, platform.node(), blocks_at, kv_format, os.getpid())
         self.publish([self._hello])
 
@@ -267,10 +288,16 @@ class InstanceEnd:
         if not self._poller.poll(int(timeout_s * 1000)):
             return news
         self._wake.clear()
-        for _, (session, _, messages) in received(self._socket, TO_INSTANCE):
+        for _, (session, receiver, number, messages) in received(self._socket, TO_INSTANCE):
+            if receiver != self._incarnation:
+                continue  # an earlier life of ours
             if session != self._session:
-                self._session = session
+                self._session, self._num_sent = session, 0
                 news.append(NewSession())
+            elif number != self._next_number:
+                self._begin_again()
+                continue
+            self._next_number = number + 1
             if any(isinstance(message, Hello) for message in messages):
                 self.publish([self._hello])
             news += [message for message in messages if not isinstance(message, Hello)]
@@ -281,8 +308,15 @@ class InstanceEnd:
 
     def publish(self, messages: Sequence[FromInstance]) -> None:
         """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
-        frame = pack((self._incarnation, self._session, tuple(messages)))
+        frame = pack((self._incarnation, self._session, self._num_sent, tuple(messages)))
         self._socket.send(frame, zmq.NOBLOCK)
+        self._num_sent += 1
+
+    def _begin_again(self) -> None:
+        """Frames to us are lost: the scheduler model hears of another life, which has no requests."""
+        log.warning("frames from the scheduler model are lost: a new session begins")
+        self._incarnation, self._session, self._num_sent = new_incarnation(), NOBODY, 0
+        self.publish([self._hello])
 
     def close(self) -> None:
         self._context.destroy(linger=0)

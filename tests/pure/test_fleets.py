@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, Settings, SettingsError, load
 from python_backends.watching.board import Board
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
-from python_backends.wires.sessions import InstanceEnd, InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import InstanceEnd, InstanceLost, InstanceReady, SchedulerEnd
 from tests.support.server.serving import wait_for
 from tests.support.server.toy_model import write_toy_model
 from tests.support.toy_engine import toy_settings
@@ -100,6 +103,88 @@ def test_sessions_go_through_tcp_with_the_keys_of_the_cluster_alone(
     assert not any(isinstance(each, InstanceLoad) for each in scheduler.receive(0.5))
     for end in (instance, intruder):
         end.close()
+
+
+class Way:
+    """To a port of this host, for one connection at a time. What comes while it `loses` is lost."""
+
+    def __init__(self, port: int) -> None:
+        self.loses, self.num_lost = False, 0  # bytes
+        self._port = port
+        self._ends: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, work: Callable[..., None], *given: Any) -> None:
+        self._threads.append(threading.Thread(target=work, args=given))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError), self._listening:
+            while True:
+                here = self._listening.accept()[0]
+                there = socket.create_connection(("127.0.0.1", self._port))
+                self._ends = [here, there]
+                self._start(self._pass, here, there)
+                self._start(self._pass, there, here)
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(1 << 16):
+                if self.loses:
+                    self.num_lost += len(data)
+                else:
+                    sink.sendall(data)
+
+    def end_connection(self) -> None:
+        for each in self._ends:
+            with contextlib.suppress(OSError):  # it has ended
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self.end_connection()
+        for each in self._threads:
+            each.join()
+
+
+def test_what_a_network_loses_ends_the_session(
+    scheduler: SchedulerEnd, network: Network, tmp_path: Path
+) -> None:
+    """As where a host is cut off for longer than ZeroMQ keeps a connection, and is back before it counts as
+    dead: ZeroMQ connects again, and says nothing of what was under way.
+    """
+    way = Way(int(network.scheduler.rpartition(":")[2]))
+    host = tmp_path / "host"
+    host.mkdir()
+    seen = Network(f"tcp://127.0.0.1:{way.port}", network.host, network.keys)
+    (host / NETWORK).write_bytes(network_as_bytes(seen))
+    instance = InstanceEnd(host, "instance-0", LIMITS)
+
+    def heard(kind: type) -> list[Any]:
+        news: list[Any] = []
+
+        def has_come() -> bool:
+            instance.receive(0.05)
+            instance.publish([Load()])
+            news.extend(scheduler.receive(0.05))
+            return any(isinstance(each, kind) for each in news)
+
+        wait_for(has_come, 10)
+        return [type(each) for each in news]
+
+    with contextlib.closing(way), contextlib.closing(instance):
+        heard(InstanceLoad)
+        way.loses = True
+        for _ in range(10):
+            instance.publish([Load()])
+        wait_for(lambda: way.num_lost > 1000, 10)
+        way.loses = False
+        way.end_connection()
+        news = heard(InstanceReady)
+    assert [each for each in news if each is not InstanceLoad] == [InstanceLost, InstanceReady]
 
 
 def test_a_keeper_runs_an_instance_and_says_what_stands_on_its_board(tmp_path: Path) -> None:

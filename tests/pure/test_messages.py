@@ -115,10 +115,10 @@ def test_a_message_comes_out_as_it_went_in(message: object) -> None:
 def test_unknown_messages_of_a_frame_are_left_out_and_told() -> None:
     unknown: list[BadMessageError] = []
     read = frame_reader(FromInstance, unknown.append)
-    frame = pack(("a", "b", (Load(1), ("News of tomorrow", 1), Started(1, 0, 16))))
-    assert read(frame) == ("a", "b", (Load(1), Started(1, 0, 16)))
+    frame = pack(("a", "b", 5, (Load(1), ("News of tomorrow", 1), Started(1, 0, 16))))
+    assert read(frame) == ("a", "b", 5, (Load(1), Started(1, 0, 16)))
     assert "News of tomorrow" in str(*unknown)
-    for bad in (pack(("a", "b")), pack((1, "b", (Load(1),))), b"hello"):
+    for bad in (pack(("a", "b")), pack((1, "b", 5, (Load(1),))), b"hello"):
         with pytest.raises(BadMessageError):
             read(bad)
 

@@ -227,6 +227,47 @@ def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it
     assert not any(isinstance(message, InstanceLoad) for message in heard)
 
 
+def tokens(index: int) -> Tokens:
+    one = np.zeros(1, np.int32)
+    return Tokens(one.astype(np.int64) + 7, one, one + index, one + 40, one.astype(np.uint8))
+
+
+def test_a_frame_of_an_instance_that_is_lost_ends_the_session(wires: Wires) -> None:
+    scheduler, instance = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    wires.hear(instance, NewSession)
+    instance.publish([tokens(0)])
+    wires.hear(scheduler, Tokens)
+    instance.publish([tokens(1)])
+    scheduler._instances.recv_multipart()
+    instance.publish([tokens(2)])
+    wires.heard[scheduler].clear()
+    heard = wires.hear(scheduler, InstanceReady)
+    assert [type(each) for each in heard] == [InstanceLost, InstanceReady]
+    assert any(isinstance(each, NewSession) for each in wires.hear(instance, NewSession))
+    scheduler.send(0, [a_submit()])
+    wires.hear(instance, Submit)
+    instance.publish([tokens(0)])
+    wires.hear(scheduler, Tokens)
+
+
+def test_a_frame_to_an_instance_that_is_lost_ends_the_session_though_no_other_follows(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "BEAT_S", 0.05)
+    scheduler, instance = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    wires.hear(instance, NewSession)
+    scheduler.send(0, [a_submit()])
+    instance._socket.recv_multipart()
+    heard = wires.hear(scheduler, InstanceReady)
+    assert [type(each) for each in heard] == [InstanceLost, InstanceReady]
+    heard = wires.hear(instance, NewSession)
+    scheduler.send(0, [a_submit()])
+    heard += wires.hear(instance, Submit)
+    assert [type(each) for each in heard] == [NewSession, Submit]
+
+
 def test_tokens_of_a_run_arrive_whole_and_a_new_session_hears_again_whose_they_are(wires: Wires) -> None:
     ids, zeros = np.array([7, 8], np.int64), np.zeros(2, np.int32)
     run = [Tokens(ids, zeros, zeros + step, zeros + 40 + step, zeros.astype(np.uint8)) for step in range(4)]
