@@ -5,15 +5,18 @@ estimate: answers are the same without it.
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commands.logged_answers import rank_correlation
+from python_backends.prediction.request_log import FILE
 from tests.support.server.serving import ROOT, Gapless, wait_for
 
 STATE = 'gapless_length_predictions_total{source="state"}'
@@ -108,20 +111,25 @@ def test_a_version_that_is_nonsense_changes_no_text(gapless: Gapless) -> None:
             for name in arrays
         }
     current = path.with_name("current-regressions.json")
-    # nothing is newer than what they were learned from: the learner makes no other version
-    version = json.loads(current.read_text()) | {"last_id": 10**9}
     np.savez(path.with_name("regressions-900000.npz"), **broken)
     path.with_name("regressions-900001.npz").write_bytes(b"nonsense")
 
+    def have(number: int) -> None:
+        """Hardly anything is newer than what it was learned from, so the learner makes no other version."""
+        with closing(sqlite3.connect(path.with_name(FILE))) as log:
+            (last_id,) = log.execute("SELECT MAX(id) FROM answers").fetchone()
+        version = json.loads(current.read_text())
+        current.write_text(json.dumps(version | {"number": number, "last_id": last_id}))
+
     def is_silent() -> bool:
         """Whether nothing is predicted; the texts are the same anyway."""
-        current.write_text(json.dumps(version | {"number": 900_000}))
+        have(900_000)
         before = num_predicted(gapless)
         assert ask(gapless, texts) == expected
         return num_predicted(gapless) == before
 
     def is_refused() -> bool:
-        current.write_text(json.dumps(version | {"number": 900_001}))
+        have(900_001)
         assert ask(gapless, texts) == expected
         return "regressions-900001.npz" in gapless.log
 
