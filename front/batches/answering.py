@@ -27,7 +27,10 @@ AGAIN_S = 1.0
 # times that a request is asked, attempts and all, while the server ends
 MOST_LOST = 3
 LOST = ProblemError(
-    500, f"the server ended {MOST_LOST} times while it had this request", "failed", kind="server_error"
+    500,
+    f"the server ended {MOST_LOST} times while it had this request",
+    LostError.code,
+    kind="server_error",
 )
 
 
