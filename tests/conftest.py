@@ -39,6 +39,7 @@ SLOW = (  # they take long, and few changes can break them
     "server/test_tracing.py",
     "server/test_wheel.py",
 )
+LONGEST = "benchmarks/test_scripts.py"  # begun last, it would be alone at the end
 SAID: list[str] = []  # what tests want to be read at the end
 
 
@@ -81,7 +82,8 @@ def alternating(items: list[pytest.Item]) -> list[pytest.Item]:
         (path for path in files if folder_of(path) in WAIT), key=lambda path: folder_of(path) == "server"
     )
     compute = sorted(
-        files.keys() - set(wait), key=lambda path: (folder_of(path) != "cpu", not is_slow(path), path)
+        files.keys() - set(wait),
+        key=lambda path: (path != TESTS / LONGEST, folder_of(path) != "cpu", not is_slow(path), path),
     )
     order = [path for pair in zip_longest(wait, compute) for path in pair if path is not None]
     return [item for path in order for item in files[path]]
@@ -97,6 +99,29 @@ class ByFile(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
     return ByFile(config, log)
+
+
+class NamesFailures:
+    """Whoever ends a run before its end knows what had failed by then."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.nodeid}: its {report.when} failed: {last_line(report)}")
+
+
+def last_line(report: pytest.TestReport) -> str:
+    """Where it failed, and which error it was."""
+    return report.longreprtext.strip().rpartition("\n")[-1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # this process reports
+        config.pluginmanager.register(NamesFailures(config))
 
 
 def say(config: pytest.Config, lines: list[str]) -> None:
