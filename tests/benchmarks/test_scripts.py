@@ -133,7 +133,7 @@ def test_ways_to_keep_weights_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     said("benchmarks.weight_formats", "--quick", "--model", str(published("smollm2")), "--json", str(path))
     rows = json.loads(path.read_text())["rows"]
-    assert {row["kind"] for row in rows} == {"float32", "own bits"}
+    assert {row["kind"] for row in rows} == {"float32", "own bits in float32"}
     assert all(row["of_float32"] == 1 for row in rows if row["kind"] == "float32")
     assert all(row["ms"] > 0 for row in rows)
 
