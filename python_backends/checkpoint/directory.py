@@ -63,7 +63,9 @@ class DirectorySource:
         return find_template(self.path, self.texts)
 
     def tokenizer(self) -> Tokenizer:
-        """With the tokens that only its configuration knows."""
+        """With the tokens that only its configuration knows, and without what one text of a batch gets and
+        loses, which a tokenizer keeps when it is saved.
+        """
         path = self.path / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: a checkpoint needs a fast tokenizer (tokenizer.json)")
@@ -71,6 +73,8 @@ class DirectorySource:
             tokenizer = Tokenizer.from_buffer(path.read_bytes())  # takes any path
         except Exception as error:  # the library raises nothing more specific
             raise CheckpointError(f"{path}: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         complete(tokenizer, self.texts, read_table(self.path / "added_tokens.json"))
         return tokenizer
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING
 
+import numpy as np
 from safetensors import safe_open
 
 from python_backends.checkpoint.source import CheckpointError, Stored
@@ -33,6 +35,12 @@ PICKLED = {  # PyTorch's names of types, as safetensors has them
     "int8": "I8",
     "uint8": "U8",
 }
+TYPES = {  # safetensors' names of types, as PyTorch has them
+    **{name: plain for plain, name in PICKLED.items()},
+    "BOOL": "bool",
+    **{f"I{bits}": f"int{bits}" for bits in (16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (16, 32, 64)},
+}
 
 
 def tensors_of(directory: Path) -> Mapping[str, Stored]:
@@ -51,10 +59,8 @@ def tensors_of(directory: Path) -> Mapping[str, Stored]:
 
 def read(name: str, stored: Stored, device: torch.device | str) -> torch.Tensor:
     try:
-        if stored.file.suffix == ".bin":
-            return _unpickled(stored.file)[name].to(device)
-        with safe_open(stored.file, framework="pt", device=str(device)) as file:
-            return file.get_tensor(name)  # type: ignore[no-any-return]
+        found = _unpickled(stored.file)[name] if stored.begin is None else _mapped(stored, stored.begin)
+        return found.to(device)
     except MemoryError:
         raise
     except Exception as error:
@@ -109,6 +115,22 @@ def _tensors(path: Path) -> dict[str, Stored]:
     return found
 
 
+def _mapped(stored: Stored, begin: int) -> torch.Tensor:
+    """Mapped from the file. The header is not read again: of a mixture with a tensor for each expert it is long.
+    Raises OSError, ValueError.
+    """
+    import torch
+
+    if stored.dtype not in TYPES:
+        raise ValueError(f"numbers of type {stored.dtype} are not read; {', '.join(TYPES)} are")
+    kind = getattr(torch, TYPES[stored.dtype])
+    if not stored.num_bytes:
+        return torch.empty(stored.shape, dtype=kind)
+    numbers = torch.from_numpy(np.memmap(stored.file, np.uint8, "c", begin, (stored.num_bytes,)))
+    lies_well = begin % kind.itemsize == 0
+    return (numbers if lies_well else numbers.clone()).view(kind).view(stored.shape)
+
+
 def _pickled(path: Path) -> dict[str, Stored]:
     return {
         name: Stored(tuple(tensor.shape), PICKLED.get(str(tensor.dtype).removeprefix("torch."), "?"), path)
@@ -117,10 +139,20 @@ def _pickled(path: Path) -> dict[str, Stored]:
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
-    """Mapped from the file where its format allows it. No code of the file runs."""
+    """No code of the file runs."""
+    return _kept(path, path.stat().st_mtime_ns) if zipfile.is_zipfile(path) else _loaded(path, False)
+
+
+@lru_cache(maxsize=2)  # tensors of a layer may lie in two shards
+def _kept(path: Path, _changed_ns: int) -> dict[str, torch.Tensor]:
+    """Mapped from the file, so to keep it takes no memory."""
+    return _loaded(path, True)
+
+
+def _loaded(path: Path, is_mapped: bool) -> dict[str, torch.Tensor]:
     import torch
 
-    found = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    found = torch.load(path, "cpu", weights_only=True, mmap=is_mapped)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.items()
     ):

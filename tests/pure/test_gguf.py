@@ -276,6 +276,21 @@ def test_special_tokens_are_those_of_the_file_and_the_end_of_a_turn_ends_answers
     assert checkpoint.tokenizer.encode("<think>").tokens == ["<|endoftext|>", "<think>"]
 
 
+def test_the_end_of_a_text_ends_answers_though_the_file_names_the_end_of_a_turn_alone(tmp_path: Path) -> None:
+    changed = {f"{KEY}.bos_token_id": FIELDS[f"{KEY}.eos_token_id"], "tokenizer.chat_template": ""}
+    checkpoint = read_checkpoint(write(tmp_path / "a.gguf", FIELDS | changed))
+    ends = [checkpoint.tokenizer.id_to_token(each) for each in checkpoint.eos_ids]
+    assert ends == ["<|endoftext|>", "<|im_end|>"]
+
+
+def test_an_id_that_means_none_names_no_token(tmp_path: Path) -> None:
+    none = 2**32 - 1  # what a converter wrote for -1
+    path = write(tmp_path / "a.gguf", FIELDS | {f"{KEY}.padding_token_id": none, f"{KEY}.eos_token_id": none})
+    checkpoint = read_checkpoint(path)
+    assert set(checkpoint.named_tokens) == {"bos_token"}
+    assert max(checkpoint.eos_ids) < len(FIELDS[f"{KEY}.tokens"])
+
+
 def test_bytes_of_a_sentence_piece_vocabulary_spell_what_it_lacks(tmp_path: Path) -> None:
     tokenizer = open_source(write(tmp_path / "a.gguf", LLAMA | sentence_piece())).tokenizer()
     assert tokenizer.encode("the and\n\n\u00e9<turn>").tokens == [

@@ -39,6 +39,40 @@ def test_tensors_are_known_by_name_shape_type_and_place(tmp_path: Path) -> None:
         assert content == values.tobytes()
 
 
+def test_a_header_is_read_once_and_numbers_may_lie_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture of GPTQ has 15,000 tensors in a file: to read its header for each took half an hour."""
+    path, header = (
+        tmp_path / "model.safetensors",
+        {"a": ("F32", [2, 3], [1, 25]), "b": ("F16", [4], [25, 33])},
+    )
+    fields = {
+        name: dict(zip(("dtype", "shape", "data_offsets"), each, strict=True))
+        for name, each in header.items()
+    }
+    fields["c"] = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    text = json.dumps(fields).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\x05" + A.tobytes() + B.tobytes())
+    source = open_source(tmp_path)
+    assert set(source.tensors) == {"a", "b", "c"}
+    monkeypatch.delattr("python_backends.checkpoint.weight_files.safe_open")
+    for name, values in (("a", A), ("b", B), ("c", np.full(1, 5, np.uint8))):
+        assert np.array_equal(source.read(name).numpy(), values)
+
+
+def test_a_pickled_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    torch.save({"a": torch.from_numpy(A), "b": torch.from_numpy(B)}, tmp_path / "pytorch_model.bin")
+    opened, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *given, **named: opened.append(given) or load(*given, **named))
+    source = open_source(tmp_path)
+    assert np.array_equal(source.read("a").numpy(), A)
+    assert np.array_equal(source.read("b").numpy(), B)
+    assert len(opened) == 1
+
+
 def test_a_tensor_in_two_shards_is_that_of_the_last_file(tmp_path: Path) -> None:
     tensors = open_source(sharded(tmp_path)).tensors
     assert {name: each.file.name for name, each in tensors.items()} == {

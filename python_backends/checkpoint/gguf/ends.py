@@ -8,6 +8,9 @@ KEYS = ("eos", "eot", "eom")  # end of text, of a turn, of a message
 # Tokens that end a turn where the file's template writes them, whatever ids it names: many files have only
 # the end of a text.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
+# Tokens that end a text wherever a file has them: a chat model's file names the end of a turn, and the model
+# ends a plain text with one of these.
+TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
 
 
 def end_ids(metadata: Metadata) -> list[int]:
@@ -18,5 +21,5 @@ def end_ids(metadata: Metadata) -> list[int]:
         metadata.text("tokenizer.chat_template", ""),
         metadata.many("tokenizer.ggml.tokens", str),
     )
-    written = {tokens.index(end) for end in TURN_ENDS if end in template and end in tokens}
-    return sorted(named | written)
+    known = [*(end for end in TURN_ENDS if end in template), *TEXT_ENDS]
+    return sorted(named | {tokens.index(end) for end in known if end in tokens})

@@ -10,12 +10,17 @@ import numpy as np
 
 from python_backends.checkpoint.source import CheckpointError
 
+NONE = 2**32 - 1  # of a token's id: what converters write for -1
+
 
 class Metadata:
-    """The fields of a file. `where` goes before what is said of them."""
+    """The fields of a file."""
 
     def __init__(self, fields: Mapping[str, Any], path: Path) -> None:
-        self.fields, self.path = fields, path
+        self.path = path
+        self.fields = {
+            key: value for key, value in fields.items() if not (key.endswith("_token_id") and value == NONE)
+        }
 
     def refused(self, key: str, why: str) -> CheckpointError:
         value = self.fields.get(key)

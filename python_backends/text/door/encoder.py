@@ -148,8 +148,6 @@ def _unknown(tokenizer: Tokenizer) -> str | None:
 
 def _copy(tokenizer: Tokenizer, special: SpecialTokens) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
     # makes those special that only the configuration names as special
     copy.add_special_tokens(list(special.tokens.values()))
     copy.encode_special_tokens = True  # to the library: encode their text as plain text

@@ -40,6 +40,17 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_a_tokenizer_that_was_saved_with_padding_and_truncation_takes_texts_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """transformers saves what a training asked for; guides and budgets of thoughts use this tokenizer."""
+    batched = byte_level_tokenizer()
+    batched.enable_padding(direction="left", length=64)
+    batched.enable_truncation(2)
+    checkpoint = read_checkpoint(write_checkpoint(tmp_path, batched, {}))
+    assert checkpoint.tokenizer.encode("hello there").ids == TOKENIZER.encode("hello there").ids
+
+
 def test_every_file_may_name_ends(tmp_path: Path) -> None:
     files: dict[str, Any] = {"config": {"eos_token_id": 3}, "generation_config": {"eos_token_id": [4, 1]}}
     assert read(tmp_path, {"eos_token": "<|end|>"}, **files).eos_ids == (0, 1, 3, 4)
