@@ -116,8 +116,8 @@ def _tensors(path: Path) -> dict[str, Stored]:
 
 
 def _mapped(stored: Stored, begin: int) -> torch.Tensor:
-    """Mapped from the file. The header is not read again: of a mixture with a tensor for each expert it is long.
-    Raises OSError, ValueError.
+    """Mapped from the file, whose header is not read again: a mixture's may be a megabyte long. Raises OSError,
+    ValueError.
     """
     import torch
 
