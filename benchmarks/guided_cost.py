@@ -10,7 +10,8 @@ checkpoint, as in `model.directory` (`auto`: SmolLM2); it gets prompts of `real_
 and gives answers of 64 tokens.
 One of many tools must be called, as `tool_choice: required` asks; they are not in the prompts, which are the
 same in all cases. The cases take turns; each round begins with another one. Five rounds take one to four
-minutes a model.
+minutes a model. "processor" is the processor time a token, of that without a guide: other programs on the
+machine change it less than tokens per second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -98,6 +99,13 @@ def grammars(counts: Sequence[int]) -> dict[str, str]:
     return found
 
 
+class Cost(NamedTuple):
+    """Of a token."""
+
+    clock_s: float
+    processor_s: float
+
+
 class Served:
     """An instance's loop over one model, which follows guides."""
 
@@ -109,22 +117,20 @@ class Served:
         self.checkpoint = read_checkpoint(self._settings.model_directory)
         self._guided = start_guides(self._settings, scheduler, self._engine, lambda: None)
 
-    def run(self, work: Work, grammar: str) -> float:
-        """Returns tokens per second. Raises RuntimeError if a guide can't be followed, or an answer has fewer
-        tokens than wanted.
-        """
+    def run(self, work: Work, grammar: str) -> Cost:
+        """Raises RuntimeError if a guide can't be followed, or an answer has fewer tokens than wanted."""
         scheduler = SlotScheduler(self.limits, self._settings.engine.token_budget)  # no earlier prefixes
         clients = Clients(work, grammar, self.checkpoint.eos_ids if grammar else ())
         ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
         instance = Instance(scheduler, self._engine, clients, lambda _: None, ahead, parts)
-        began_s = time.perf_counter()
+        began = Cost(time.perf_counter(), time.process_time())
         while clients.num_ended < len(work.jobs):
             instance.turn()
-        took_s = time.perf_counter() - began_s
+        took_s, processor_s = time.perf_counter() - began.clock_s, time.process_time() - began.processor_s
         wanted = sum(job.max_tokens for job in work.jobs)
         if clients.num_tokens != wanted:
             raise RuntimeError(f"{clients.num_tokens} tokens instead of {wanted}: an answer ended early")
-        return wanted / took_s
+        return Cost(took_s / wanted, processor_s / wanted)
 
     def compile_ms(self, grammar: str) -> float:
         """By one that knows the vocabulary and no grammar."""
@@ -191,30 +197,30 @@ def measure(
 ) -> list[dict[str, Any]]:
     found = grammars(counts)
     cases = list(found)
-    speeds: dict[str, list[float]] = {case: [] for case in cases}
+    costs: dict[str, list[Cost]] = {case: [] for case in cases}
     compiled: dict[str, list[float]] = {case: [] for case in cases}
     for grammar in found.values():
         served.run(shortened(work), grammar)  # warms up
     with tqdm(total=rounds * len(cases), desc=model, unit="pass", disable=None) as bar:
         for number in range(rounds):
             for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]]:
-                speeds[case].append(served.run(work, found[case]))
+                costs[case].append(served.run(work, found[case]))
                 compiled[case] += [served.compile_ms(found[case])] if found[case] else []
                 bar.update()
-    return [row_of(model, case, speeds, compiled[case]) for case in cases]
+    return [row_of(model, case, costs, compiled[case]) for case in cases]
 
 
-def row_of(
-    model: str, case: str, speeds: dict[str, list[float]], compiled: Sequence[float]
-) -> dict[str, Any]:
-    ratios = [mine / plain for mine, plain in zip(speeds[case], speeds[PLAIN], strict=True)]
+def row_of(model: str, case: str, costs: dict[str, list[Cost]], compiled: Sequence[float]) -> dict[str, Any]:
+    mine, plain = np.array(costs[case]), np.array(costs[PLAIN])  # [rounds, 2]
+    ratios = plain[:, 0] / mine[:, 0]
     return {
         "model": model,
         "guide": case,
-        "tok_s": round(float(np.median(speeds[case])), 1),
+        "tok_s": round(float(1 / np.median(mine[:, 0])), 1),
         "of no guide": round(float(np.median(ratios)), 3),
-        "least": round(min(ratios), 3),
-        "most": round(max(ratios), 3),
+        "least": round(float(ratios.min()), 3),
+        "most": round(float(ratios.max()), 3),
+        "processor": round(float(np.median(mine[:, 1] / plain[:, 1])), 3),
         "compile_ms": round(float(np.median(compiled)), 1) if compiled else "",
     }
 
