@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from python_backends.checkpoint import weight_files
 from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import Stored
 from python_backends.checkpoint.tensor_names import embedding_name, shapes_of
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.limits import fingerprint_of, model_limits
@@ -102,15 +102,16 @@ def test_what_one_family_alone_may_ask_for_is_refused_by_name(
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Files and the devices for which they were opened; a GPU gets what lies in the host's memory."""
-    found: list[tuple[str, str]] = []
+    """The file of each tensor that is read, and the device for which; a GPU gets what lies in the host's
+    memory.
+    """
+    found, read = list[tuple[str, str]](), weight_files.read
 
-    def recorded(path: Path, framework: str, device: str = "cpu") -> Any:
-        if framework == "pt":
-            found.append((path.name, device))
-        return safe_open(path, framework)
+    def recorded(name: str, stored: Stored, device: torch.device | str) -> torch.Tensor:
+        found.append((stored.file.name, str(device)))
+        return read(name, stored, "cpu")
 
-    monkeypatch.setattr(weight_files, "safe_open", recorded)
+    monkeypatch.setattr(weight_files, "read", recorded)
     return found
 
 
