@@ -30,6 +30,7 @@ from python_backends.launcher.supervisor import STOPPING, Supervisor
 from python_backends.launcher.triton_files import lacking
 from python_backends.linux import quota
 from python_backends.linux.loop_processor import keep_off
+from python_backends.linux.process_group import obeyed
 from python_backends.linux.start_clock import start_clock
 from python_backends.linux.time_slice import take_short_turns
 from python_backends.scheduling.policies import policy_of as scheduling_policy
@@ -116,7 +117,7 @@ def open_standard_files() -> None:
 
 def main() -> int:
     start_clock.ended("imports")
-    for name in STOPPING:  # until the supervisor drains
+    for name in obeyed(*STOPPING):  # until the supervisor drains
         signal.signal(name, lambda *_: sys.exit(0))
     open_standard_files()
     setproctitle.setproctitle("gapless-launcher")

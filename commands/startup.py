@@ -33,6 +33,7 @@ from commands.called import called
 from commands.env import machine, software
 from python_backends.launcher.address import API_KEY
 from python_backends.linux.free_ports import free_ports
+from python_backends.linux.process_group import obeyed
 from python_backends.linux.start_clock import read_phases
 
 PORTS = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
@@ -204,7 +205,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     asked, words = arguments()
     rounds: list[dict[str, float]] = []
-    for name in ENDING:  # as Ctrl-C does, so that the server ends, too
+    for name in obeyed(*ENDING):  # as Ctrl-C does, so that the server ends, too
         signal.signal(name, signal.default_int_handler)
     try:
         for number in range(1, asked.rounds + 1):

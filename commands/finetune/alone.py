@@ -22,6 +22,7 @@ from python_backends.finetuning.job_fields import LIMITS, MOST_STEPS
 from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.trainer import Files, Trainer
+from python_backends.linux.process_group import obeyed
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
@@ -101,10 +102,10 @@ def train(job: jobs.Job, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _ended_by_a_signal(job: jobs.Job) -> Iterator[None]:
-    """A process that someone ends, by Ctrl-C, by SIGTERM or with its terminal, says so: it has not died of
-    the job. Raises KeyboardInterrupt for all three.
+    """A process that someone ends, by Ctrl-C, by SIGTERM or with its terminal (unless `nohup` started it),
+    says so: it has not died of the job. Raises KeyboardInterrupt for all three.
     """
-    before = {each: signal.signal(each, signal.default_int_handler) for each in (SIGTERM, SIGHUP)}
+    before = {each: signal.signal(each, signal.default_int_handler) for each in obeyed(SIGTERM, SIGHUP)}
     try:
         yield
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from python_backends.linux.process_group import ASK
+from python_backends.linux.process_group import ASK, obeyed
 
 WAIT_S = 1.0  # by then a launcher that got the same signal has said that it drains
 
@@ -25,7 +25,7 @@ class Ending:
 
     def obey_signals(self) -> None:
         signal.signal(ASK, lambda *_: self.end_now())
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for name in obeyed(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, lambda *_: self.end_unless_draining())
 
     def end_now(self) -> None:

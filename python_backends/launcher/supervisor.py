@@ -25,6 +25,7 @@ from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import ANSWER_S, TritonServer
 from python_backends.linux.pauses import AwakeClock
+from python_backends.linux.process_group import obeyed
 from python_backends.linux.start_clock import start_clock
 from python_backends.nouns.order import Order, RefusedOrderError
 from python_backends.settings import Settings
@@ -87,7 +88,7 @@ class Supervisor:
 
     def serve(self) -> None:
         """Serves until a signal comes. Raises GiveUpError."""
-        for name in STOPPING:
+        for name in obeyed(*STOPPING):
             signal.signal(name, self._count_signal)
         try:
             if self._start():

@@ -50,6 +50,12 @@ def deaf(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", DEAF, *command]
 
 
+def obeyed(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Returns those that this process should have a handler for: not SIGHUP where `nohup` has started it."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    return [number for number in numbers if number not in ignored]
+
+
 def start_group(
     command: list[str],
     environment: dict[str, str],

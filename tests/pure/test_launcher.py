@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ import os, signal, sys
 from commands import serve as launcher
 def choose(_):
     assert os.listdir(sys.argv[1])
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[2]))
     raise AssertionError("it goes on")
 launcher.choose, sys.argv[1:] = choose, sys.argv[1:]
 launcher.arguments, launcher.check_key = lambda: None, lambda *_: None
@@ -47,10 +48,17 @@ def test_a_launcher_without_standard_files_gives_their_numbers_to_no_other_file(
 
 def test_a_signal_during_the_first_steps_ends_it_in_order(tmp_path: Path) -> None:
     environment = {**os.environ, "RUNTIME_DIRECTORY": str(tmp_path)}
-    command = [sys.executable, "-c", STARTING, str(tmp_path)]
+    command = [sys.executable, "-c", STARTING, str(tmp_path), str(signal.SIGTERM.value)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert not list(tmp_path.iterdir()), "the run directory is removed"
+
+
+def test_nohup_keeps_it_from_ending_with_its_terminal(tmp_path: Path) -> None:
+    environment = {**os.environ, "RUNTIME_DIRECTORY": str(tmp_path)}
+    command = ["nohup", sys.executable, "-c", STARTING, str(tmp_path), str(signal.SIGHUP.value)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert b"AssertionError: it goes on" in done.stderr
 
 
 def test_an_instance_that_fails_does_not_say_what_the_launcher_will_do(

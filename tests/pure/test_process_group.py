@@ -8,13 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from commands import startup
+from commands.finetune.alone import _ended_by_a_signal
+from python_backends.instance.ending import Ending
+from python_backends.launcher.supervisor import Supervisor
 from python_backends.linux import process_group
-from python_backends.linux.process_group import ASK, deaf, end_group, start_group
+from python_backends.linux.process_group import ASK, deaf, end_group, obeyed, start_group
 from tests.support.server.serving import wait_for
 
 
@@ -115,6 +120,31 @@ def test_a_deaf_process_is_asked_to_end_by_the_signal_that_its_starter_sends(
 ) -> None:
     end_group(with_own_handler, 30)
     assert with_own_handler.returncode == -ASK
+
+
+@pytest.fixture
+def nohup() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("nohup")
+def test_what_nohup_has_started_outlives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of SIGHUP would undo what nohup has done, in each program that has one."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    assert obeyed(signal.SIGTERM, signal.SIGHUP) == [signal.SIGTERM]
+    Ending(lambda: False).obey_signals()
+    nothing: Any = SimpleNamespace(_start=bool, _stop=bool, _count_signal=bool)
+    Supervisor.serve(nothing)
+    with _ended_by_a_signal(nothing):
+        assert handlers[signal.SIGTERM] is signal.default_int_handler
+    monkeypatch.setattr("commands.startup.measure", lambda _: {"all": 1.0})
+    monkeypatch.setattr(sys, "argv", ["gapless bench startup"])
+    assert startup.main() == 0
+    assert signal.SIGTERM in handlers
+    assert signal.SIGHUP not in handlers
 
 
 def test_a_process_that_a_driver_holds_does_not_hold_its_starter(
