@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import setproctitle
@@ -90,8 +92,11 @@ def command_parser() -> argparse.ArgumentParser:
 
 def arguments() -> argparse.Namespace:
     """A key goes into the environment, which the front inherits."""
-    asked = command_parser().parse_args()
-    if asked.api_key:
+    parser = command_parser()
+    asked = parser.parse_args()
+    if asked.api_key is not None:
+        if not asked.api_key.strip():
+            parser.error("--api-key: must not be blank; without a key, leave it out")
         os.environ[API_KEY] = asked.api_key
     if asked.model is not None:
         asked.overrides = [*asked.overrides, f"model.directory={_path_or_name(asked.model)}"]
@@ -115,6 +120,18 @@ def open_standard_files() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+@contextmanager
+def _written_in(parent: Path) -> Iterator[None]:
+    """Raises SettingsError where the run directory can't be made or written there."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"the run directory can't be made in {parent}: {error.strerror or error};"
+            f" {'RUNTIME_DIRECTORY' if os.geteuid() == 0 else 'TMPDIR'} names another place"
+        ) from error
+
+
 def main() -> int:
     start_clock.ended("imports")
     for name in obeyed(*STOPPING):  # until the supervisor drains
@@ -126,7 +143,9 @@ def main() -> int:
     parent = run_directories.parent()
     run_directories.sweep(parent)
     try:
-        with run_directories.held(parent) as run_directory:
+        with ExitStack() as held:
+            with _written_in(parent):
+                run_directory = held.enter_context(run_directories.held(parent))
             settings = of_command_line(asked)
             check_key(settings, os.environ)
             check_paths(settings)
@@ -146,7 +165,9 @@ def main() -> int:
             processors = keep_off() if gives_way else None
             if missing := lacking():
                 raise SettingsError(missing)
-            Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
+            with _written_in(parent):
+                files = RunFiles(run_directory, settings)
+            Supervisor(settings, files, processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)
         return 1

@@ -34,7 +34,8 @@ def parent() -> Path:
     candidates = [Path(given)] if given else []
     if os.geteuid() == 0:
         candidates.append(Path("/run"))
-    candidates.append(Path(tempfile.gettempdir()))
+    with contextlib.suppress(FileNotFoundError):  # nothing can be written in any of the usual ones
+        candidates.append(Path(tempfile.gettempdir()))
     return next((path for path in candidates if _will_do(path)), Path("/tmp"))
 
 

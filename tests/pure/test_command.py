@@ -74,6 +74,16 @@ def test_a_key_is_what_the_front_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["GAPLESS_API_KEY"] == "sk-mine"
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_a_key_that_is_blank_is_refused(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable of the shell that is not set."""
+    with pytest.raises(SystemExit):
+        settings_of(monkeypatch, "--api-key", key)
+    assert "--api-key: must not be blank" in capsys.readouterr().err
+
+
 def test_a_short_name_is_refused_by_the_name_of_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"^engine\.slots = 'many': must be of type int$"):
         settings_of(monkeypatch, "--slots", "many")

@@ -4,6 +4,7 @@ instance that promises nothing in the launcher's name, and imports no engine's l
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import serve
+from python_backends.launcher import run_directories, run_files
 from python_backends.settings import ROOT
 
 WITHOUT_FILES = """
@@ -59,6 +62,25 @@ def test_nohup_keeps_it_from_ending_with_its_terminal(tmp_path: Path) -> None:
     command = ["nohup", sys.executable, "-c", STARTING, str(tmp_path), str(signal.SIGHUP.value)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
     assert b"AssertionError: it goes on" in done.stderr
+
+
+@pytest.mark.parametrize("refuses", ["mkdtemp", "dump"])
+def test_a_place_that_can_not_be_written_is_one_line(
+    refuses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(run_directories.tempfile if refuses == "mkdtemp" else run_files, refuses, refuse)
+    monkeypatch.setattr(sys, "argv", ["gapless serve", "bundled"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for name in ("take_short_turns", "keep_off", "lacking", "open_standard_files"):
+        monkeypatch.setattr(serve, name, lambda **_: None)
+    monkeypatch.setattr("setproctitle.setproctitle", lambda _: None)
+    assert serve.main() == 1
+    said = f"the run directory can't be made in {tmp_path}: No space left on device; "
+    assert caplog.messages[-1].startswith(said)
 
 
 def test_an_instance_that_fails_does_not_say_what_the_launcher_will_do(

@@ -11,8 +11,9 @@ import pytest
 
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.request import Finish
+from python_backends.scheduling.policies import policy_of
 from python_backends.scheduling.slot_scheduler import SlotScheduler
-from python_backends.settings import ROOT, load
+from python_backends.settings import ROOT, SettingsError, load
 from python_backends.settings.setting import FOLDER
 from tests.support.scheduling import Instance, request, write_vocabulary
 
@@ -51,6 +52,13 @@ def test_make_finds_a_module_where_it_is_called_and_says_in_one_line_what_is_wro
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("gapless: ")]
     assert said == ["gapless: engine.kind = 'broken:KIND': ZeroDivisionError: division by zero"]
+
+
+def test_what_is_no_policy_is_refused_by_what_it_is() -> None:
+    settings = load(ROOT / "gapless.toml", {"scheduling.policy": "json:dumps"})
+    assert not settings.predicts_lengths
+    with pytest.raises(SettingsError, match=r"^scheduling\.policy = 'json:dumps': must be .* not function$"):
+        policy_of(settings.scheduling)
 
 
 def test_a_module_of_that_folder_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,18 @@ def left_behind(directory: Path, name: str) -> Path:
     return made
 
 
+def test_without_a_directory_for_temporary_files_it_is_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused there names it."""
+
+    def refuse() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    assert parent() == Path("/tmp")
+
+
 def test_what_a_killed_launcher_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
     dead = left_behind(tmp_path, "gapless-dead")
     with held(tmp_path) as mine:

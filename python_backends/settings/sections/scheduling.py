@@ -41,5 +41,6 @@ class SchedulingSettings:
     def uses_lengths(self) -> bool:
         """Whether the policy orders requests by predicted lengths. Raises SettingsError."""
         if ":" in self.policy:
-            return imported("scheduling.policy", self.policy, object).rank is not None
+            rank = getattr(imported("scheduling.policy", self.policy, object), "rank", None)
+            return rank is not None
         return self.policy in PREDICTED_POLICIES
