@@ -24,7 +24,7 @@ def test_more_instances_than_processors_take_turns() -> None:
 def test_gpus_are_given_out_in_turn(tmp_path: Path) -> None:
     found = places(3, frozenset(range(6)), ["0", "2"])
     assert [place.environment[VISIBLE] for place in found] == ["0", "2", "0"]
-    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+    for name in ("nvidia2", "nvidia10", "nvidiactl"):
         (tmp_path / name).touch()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
     assert visible_gpus({VISIBLE: "3,1"}, tmp_path) == ["3", "1"]

@@ -34,7 +34,9 @@ def places(count: int, processors: frozenset[int] | None, gpus: list[str]) -> li
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """Returns the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES."""
+    """Returns the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES: CUDA counts those that it
+    sees, whatever their numbers on the host of a container are.
+    """
     if VISIBLE in environment:
         return [name for name in environment[VISIBLE].split(",") if name]
-    return sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    return [str(number) for number in range(len(list(devices.glob("nvidia[0-9]*"))))]
