@@ -3,10 +3,10 @@
     gapless bench startup                                   SmolLM2-135M-Instruct, three starts
     gapless bench startup Qwen/Qwen2.5-0.5B-Instruct --rounds 5 --slots 64 --json startup.json
 
-MODEL and all options but --rounds and --json are those of `gapless serve`. Each start has ports of its own,
-no key, no TLS, and empty folders for what a server keeps, but the compiled layers. The files of the model are
-in the memory of the machine from the second start on; the first start tells what reading them from the disk
-costs.
+MODEL and all options but --rounds and --json are those of `gapless serve`. Each start is on 127.0.0.1, with
+ports of its own, no key, no TLS, and empty folders for what a server keeps, except the compiled layers. The
+files of the model are in the memory of the machine from the second start on; the first start tells what
+reading them from the disk costs.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Server:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.port = ports["front.port"]
         given = {
+            "server.address": "127.0.0.1",
             **ports,
             **dict.fromkeys(WITHOUT, ""),
             **{name: f"{folder}/{name.partition('.')[0]}" for name in KEPT},

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
 import weakref
@@ -19,7 +20,9 @@ import pytest
 
 from commands import __main__ as command
 from commands import startup
+from commands.called import called
 from python_backends.linux.start_clock import StartClock, read_phases, start_clock
+from python_backends.settings import ROOT
 
 INSTANCE = "instance 0: ready after 3.00 s: imports 1.00, reading weights 0.75, first steps 1.25"
 LAUNCHER = "gapless: ready after 6.50 s: imports 0.50, an instance 4.00, tritonserver 2.00"
@@ -164,6 +167,26 @@ def test_the_server_gets_all_other_words(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "argv", ["", "org/name", "--rounds", "2", "--slots", "4", "--set", "a.b=c"])
     asked, words = startup.arguments()
     assert (asked.rounds, words) == (2, ["org/name", "--slots", "4", "--set", "a.b=c"])
+
+
+@pytest.mark.usefixtures("played")
+def test_the_server_is_where_the_first_token_is_asked_for() -> None:
+    """Also where the settings name another address."""
+    with startup.Server(["--set", "server.address=::1"], "folder") as server:
+        server.await_ready()
+        words = server._process.args
+    assert isinstance(words, list)
+    addresses = [word for word in words if word.startswith("server.address=")]
+    assert addresses[-1] == "server.address=127.0.0.1"
+
+
+def test_a_command_that_is_named_works_where_it_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in (ROOT, tmp_path):
+        monkeypatch.chdir(folder)
+        done = subprocess.run([*called(), "--version"], capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("gapless "), done.stderr
 
 
 def test_an_answer_that_is_an_error_is_said(
