@@ -20,6 +20,7 @@ import numpy as np
 
 from python_backends.nouns.request import Floats
 from python_backends.prediction.features import INPUT_GROUPS
+from python_backends.settings import ROOT
 from python_backends.settings.sections import prediction
 
 PACKAGED = prediction.PACKAGED
@@ -50,7 +51,8 @@ class SentenceEncoder:
 
     def __init__(self, name: str) -> None:
         """Raises EncoderError."""
-        path = str(packaged_directory()) if name == PACKAGED else name
+        directory = packaged_directory() if name == PACKAGED else ROOT / name
+        path = str(directory) if directory.is_dir() else name
         from sentence_transformers import SentenceTransformer  # here, because it imports torch
 
         try:
