@@ -52,5 +52,12 @@ def test_training_data_may_lie_anywhere() -> None:
     assert words == ["submit", ODD, "--name", "no comments", "--rank", "4"]
 
 
+def test_names_and_data_of_the_environment_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WSL sets NAME to that of the machine."""
+    monkeypatch.setenv("NAME", "DESKTOP-1")
+    monkeypatch.setenv("DATA", "/data")
+    assert words_of("finetune", ARGS="--rank 4") == ["submit", "--rank", "4"]
+
+
 def test_the_slow_tests_that_are_left_out_of_make_test_are_there() -> None:
     assert [name for name in SLOW if not (TESTS / name).exists()] == []
