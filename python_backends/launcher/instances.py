@@ -8,6 +8,7 @@ The scheduler model writes on the board which instances should run; before that,
 from __future__ import annotations
 
 import logging
+import time
 
 from python_backends.launcher.fleets.fleet import fleet_of
 from python_backends.launcher.health import GiveUpError
@@ -19,10 +20,12 @@ from python_backends.watching.launcher_record import LauncherRecord
 
 log = logging.getLogger("gapless")
 
+TRY_AGAIN_S = 300.0  # after an instance was given up: what its starts lacked may be there again
+
 
 class InstanceProcesses:
     """The processes of all instances. Requests are served while one of them is ready, so an instance that
-    never gets ready is given up and the others go on.
+    never gets ready is given up for a while, and the others go on.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class InstanceProcesses:
         ]
         self._board = record.board
         self._wanted = frozenset(range(settings.cluster.instances))
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, float] = {}  # until it is ready: when it is tried again
 
     @property
     def is_ready(self) -> bool:
@@ -61,12 +64,16 @@ class InstanceProcesses:
         state = ClusterState.read(self._board)
         if state is not None:
             self._wanted = state.wanted
-            self._given_up &= self._wanted
+        self._given_up = {
+            number: again_s
+            for number, again_s in self._given_up.items()
+            if number in self._wanted and not self._processes[number].is_ready
+        }
         self.look()
         for process in self._processes:
             if process.number not in self._wanted:
                 process.end()
-            elif process.number not in self._given_up:
+            elif time.monotonic() >= self._given_up.get(process.number, 0.0):
                 self._heal_one(process)
 
     def has_ended(self) -> bool:
@@ -89,7 +96,7 @@ class InstanceProcesses:
         try:
             process.heal()
         except GiveUpError as error:
-            self._given_up.add(process.number)
-            if self._given_up == self._wanted:
+            self._given_up[process.number] = time.monotonic() + TRY_AGAIN_S
+            if self._given_up.keys() == self._wanted:
                 raise
-            log.error("%s; the other instances go on", error)
+            log.error("%s; the other instances go on, and it is tried again in %.0f s", error, TRY_AGAIN_S)

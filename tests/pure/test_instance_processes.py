@@ -11,7 +11,7 @@ import pytest
 from python_backends.launcher import health, instance_process
 from python_backends.launcher.fleets import local
 from python_backends.launcher.health import MAX_FAILED_STARTS, GiveUpError
-from python_backends.launcher.instances import InstanceProcesses
+from python_backends.launcher.instances import TRY_AGAIN_S, InstanceProcesses
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux import pauses
 from python_backends.settings import ClusterSettings, Settings
@@ -217,6 +217,35 @@ def test_between_starts_that_lead_to_nothing_are_longer_and_longer_pauses(
         else:
             now[0] += 0.5
     assert started_s == [0.0, 1.0, 3.0, 7.0, 15.0]
+    launcher.instances.stop(0)
+
+
+def test_one_that_is_given_up_is_tried_again_after_a_long_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing is scaled any more: each number of instances would lack one that does not come."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    launcher = Launcher(tmp_path, instances=2)
+
+    def give_up(number: int) -> None:
+        child = launcher.instances._processes[number]._child
+        for _ in range(200):
+            if number in launcher.running():
+                child._process.kill()
+                child._process.wait()
+            now[0] += 0.5
+
+    give_up(1)
+    assert launcher.running() == [0]
+    now[0] += TRY_AGAIN_S
+    assert launcher.running() == [0, 1]
+    with pytest.raises(GiveUpError):  # the other one has not been ready since
+        give_up(0)
+    now[0] += TRY_AGAIN_S
+    launcher.say(1, State.READY)
+    assert 1 in launcher.running()
+    assert 1 not in launcher.instances._given_up
     launcher.instances.stop(0)
 
 
