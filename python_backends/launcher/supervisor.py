@@ -60,6 +60,10 @@ class StreamsDiedError(Exception):
         self.model = model
 
 
+class UrgentError(Exception):
+    """The stub of a model that requests need is dead; what they do not need is left as it is."""
+
+
 class Supervisor:
     """Owns all processes of a server. Runs in the launcher's main thread."""
 
@@ -142,8 +146,11 @@ class Supervisor:
         self._front.heal()
         if self._settings.predicts_lengths:
             self._learner.heal()
-        self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
+        self._say_readiness()
         self._files.keep_if_due()
+
+    def _say_readiness(self) -> None:
+        self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
 
     def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
         """Waits for `ready`, or a signal, and calls `check` meanwhile. Raises GiveUpError after
@@ -187,20 +194,21 @@ class Supervisor:
         if self._pulse.is_lost:
             self._restart_server("tritonserver", "it no longer answers")
             return
-        for model in self._server.end_hung_stubs():
-            log.warning("model %s hangs: its process sent no heartbeat in time and was killed", model)
+        self._end_hung_stubs()
         try:
             self._heal_stubs()
         except StreamsDiedError as died:
             self._restart_server(died.model, "its stub has died, and its streams with it")
+
+    def _end_hung_stubs(self) -> None:
+        for model in self._server.end_hung_stubs():
+            log.warning("model %s hangs: its process sent no heartbeat in time and was killed", model)
 
     def _heal_stubs(self) -> None:
         """Raises StopError and StreamsDiedError."""
         dead = self._dead_stubs()
         if dead - {PREDICTOR}:
             self._readiness.say(False)
-        if PREDICTOR in dead:
-            self._heal_predictor()
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
             self._record.count_restart(model)
@@ -208,6 +216,8 @@ class Supervisor:
                 self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
             self._pulse.forget()  # the ensemble was not ready without it
+        if PREDICTOR in dead:
+            self._heal_predictor()
 
     def _heal_predictor(self) -> None:
         """No request waits for it, so it is loaded again after a pause."""
@@ -215,8 +225,22 @@ class Supervisor:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
         self._record.count_restart(PREDICTOR)
-        self._server.reload(PREDICTOR, self._meanwhile)
-        self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
+        try:
+            with contextlib.suppress(UrgentError):
+                self._server.reload(PREDICTOR, self._beside_predictor)
+        finally:
+            self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
+
+    def _beside_predictor(self) -> None:
+        """As `_meanwhile`, while requests are served. Raises UrgentError, too."""
+        self._meanwhile()
+        self._patiently(self._look_at_needed)
+
+    def _look_at_needed(self) -> None:
+        self._end_hung_stubs()
+        if self._server.dead_stubs() & set(STUBS):
+            raise UrgentError
+        self._say_readiness()
 
     def _meanwhile(self) -> None:
         """To be done several times a second while a model is loaded, which may take a minute. Raises

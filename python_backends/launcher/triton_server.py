@@ -167,7 +167,11 @@ class TritonServer:
                 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
             )
 
-        done = slow_call(load_again, meanwhile, MEANWHILE_S)
+        def beside() -> None:
+            self._stubs.forget([model])  # it is silent while it is loaded
+            meanwhile()
+
+        done = slow_call(load_again, beside, MEANWHILE_S)
         self._stubs.forget([model])
         return done
 

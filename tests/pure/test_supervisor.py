@@ -153,6 +153,53 @@ def test_a_stub_that_dies_while_another_model_is_loaded_is_not_waited_for(
     assert (len(looks), launcher.server.num_starts) == (4, 1)
 
 
+def test_what_requests_need_is_loaded_before_the_predictor(launcher: Launcher) -> None:
+    loaded: list[str] = []
+    reload = launcher.server.reload
+
+    def noted(model: str, meanwhile: Callable[[], None]) -> bool:
+        loaded.append(model)
+        return reload(model, meanwhile)
+
+    launcher.server.reload = noted  # type: ignore[method-assign]
+    launcher.server.dead = {PREDICTOR, "tokenizer"}
+    launcher.look()
+    assert loaded == ["tokenizer", PREDICTOR]
+
+
+def test_the_server_is_ready_while_the_predictor_is_loaded(launcher: Launcher) -> None:
+    said: list[bool] = []
+    launcher._readiness.say = said.append  # type: ignore[method-assign]
+
+    def slowly(meanwhile: Callable[[], None]) -> bool:
+        meanwhile()
+        launcher.server.suspects = {"scheduler"}
+        meanwhile()
+        return True
+
+    launcher.server.dead, launcher.server.loads = {PREDICTOR}, slowly
+    launcher._heal_server()
+    assert said == [True, False]
+
+
+def test_the_predictor_is_left_while_it_is_loaded_when_the_tokenizer_dies(launcher: Launcher) -> None:
+    looks: list[str] = []
+
+    def slowly(meanwhile: Callable[[], None]) -> bool:
+        for _ in range(100):
+            looks.append(PREDICTOR)
+            meanwhile()
+            launcher.server.dead = {PREDICTOR, "tokenizer"}
+        return True
+
+    launcher.server.dead, launcher.server.loads = {PREDICTOR}, slowly
+    launcher.look()
+    assert len(looks) == 2
+    launcher.server.loads = lambda _: True
+    launcher.look()
+    assert launcher.server.dead == {PREDICTOR}, "the predictor is loaded after a pause"
+
+
 @pytest.mark.parametrize("model", ["tokenizer", PREDICTOR])
 def test_a_signal_does_not_wait_for_a_model_that_is_loaded(launcher: Launcher, model: str) -> None:
     def for_ever(meanwhile: Callable[[], None]) -> bool:
