@@ -89,7 +89,7 @@ def main(given: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0
+        return 0 if asked.command == "top" else 130
     return 0
 
 
@@ -168,6 +168,10 @@ def _result(directory: Path, order: Order, longest_s: float = LONGEST_RESTART_S)
             return ask(directory, order, max(left_s, AGAIN_S), show if order.what == "scale" else str)
         except OSError as error:
             text = f"the scheduler model does not answer ({error.strerror or error})"
+        except KeyboardInterrupt:
+            if order.what not in SHOWN:
+                print("the order stays; nobody waits for it any more", file=sys.stderr)
+            raise
         if left_s <= 0:
             raise RefusedOrderError(text)
         show(f"{text}; asking again")

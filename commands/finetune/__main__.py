@@ -33,6 +33,7 @@ from commands.model import located
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.export import export
+from python_backends.finetuning.publish import NOT_SERVED
 from python_backends.finetuning.watchers import SERVE, refusals, watchers
 from python_backends.launcher.address import asked_at
 from python_backends.settings import (
@@ -43,15 +44,12 @@ from python_backends.settings import (
     of_command_line,
 )
 
+OPTIONS = {"start": "from"}  # whose names here are others
+
 
 def _submit(asked: argparse.Namespace, settings: Settings) -> None:
-    """Raises JobError if the job has failed."""
-    if (asked.data is None) == (asked.resume is None):
-        raise jobs.JobError(
-            "submit: give a JSONL file (with make: DATA=train.jsonl), or --alone --resume JOB"
-        )
-    if asked.resume is not None and not asked.alone:
-        raise jobs.JobError("submit: --resume is for jobs of --alone; a server's jobs go on by themselves")
+    """Raises JobError if the job has not succeeded."""
+    _check_options(asked)
     directory = jobs.jobs_directory(settings)
     if not asked.alone:
         _check_servers(directory)
@@ -67,6 +65,31 @@ def _submit(asked: argparse.Namespace, settings: Settings) -> None:
         _say_how(job, asked_at(_server(directory) or settings.server))
     if job.status == "failed":
         raise jobs.JobError(job.fields["error"]["message"])
+    if job.status == "cancelled":
+        raise jobs.JobError(f"{job.id} was cancelled")
+
+
+def _check_options(asked: argparse.Namespace) -> None:
+    """Raises JobError."""
+    if (asked.data is None) == (asked.resume is None):
+        raise jobs.JobError(
+            "submit: give a JSONL file (with make: DATA=train.jsonl), or --alone --resume JOB"
+        )
+    if asked.resume is not None and not asked.alone:
+        raise jobs.JobError("submit: --resume is for jobs of --alone; a server's jobs go on by themselves")
+    if asked.detach and asked.alone:
+        raise jobs.JobError("submit: --detach is for jobs of a server; --alone trains in this process")
+    if asked.resume is not None:
+        _check_resumed(asked)
+
+
+def _check_resumed(asked: argparse.Namespace) -> None:
+    """Raises JobError, which names the options that the job has already."""
+    usual = vars(command_parser().parse_args(["submit"]))
+    options = usual.keys() - {"settings", "overrides", "verb", "json", "alone", "resume"}
+    if given := sorted(name for name in options if getattr(asked, name) != usual[name]):
+        names = ", ".join("--" + OPTIONS.get(name, name.replace("_", "-")) for name in given)
+        raise jobs.JobError(f"submit: {names}: a job that is resumed has its own")
 
 
 def _check_servers(directory: Path) -> None:
@@ -94,7 +117,9 @@ def _say_how(job: jobs.Job, url: str) -> None:
         chat = shlex.join([*called(), "chat", *(("--url", url) if url else ()), "--lora-name", adapter])
         print(f'it is served as lora_name = "{adapter}"; try it: {chat}')
     else:
-        print("it is not served: a server with adapters.directory serves it; `export` puts it there")
+        refused = [each["message"] for each in job.events if each["message"].startswith(NOT_SERVED)]
+        usual = "it is not served: a server with adapters.directory serves it; `export` puts it there"
+        print(refused[-1] if refused else usual)
 
 
 def _train(job: jobs.Job, settings: Settings, asked: argparse.Namespace) -> None:
@@ -112,7 +137,7 @@ def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
     except KeyboardInterrupt:
         command = _command(asked, "cancel", job.id)
         print(f"{job.id} goes on in the server; to end it: {command}", file=sys.stderr)
-        return jobs.Job(job.directory)
+        raise SystemExit(130) from None
     plot(ended)
     return ended
 
@@ -150,6 +175,9 @@ def _events(asked: argparse.Namespace, settings: Settings) -> None:
 def _cancel(asked: argparse.Namespace, settings: Settings) -> None:
     job = _job(asked, settings)
     job.cancel()
+    if asked.json:
+        print(json.dumps(jobs.Job(job.directory).fields))
+        return
     print(f"{job.id}: cancelled; a server that trains it ends it after the step that is computed")
 
 
@@ -160,6 +188,9 @@ def _tokens(asked: argparse.Namespace, settings: Settings) -> None:
 
 def _export(asked: argparse.Namespace, settings: Settings) -> None:
     step = export(_job(asked, settings), asked.directory, asked.step)
+    if asked.json:
+        print(json.dumps({"directory": str(asked.directory), "step": step}))
+        return
     print(f"{asked.directory}: the adapter after step {step}")
 
 
@@ -232,6 +263,8 @@ def main() -> int:
     asked = command_parser().parse_args()
     try:
         asked.verb(asked, located(of_command_line(asked)))
+    except BrokenPipeError:  # who reads what is printed has left: `commands.__main__`
+        raise
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
         print(_message(error), file=sys.stderr)
         return os.EX_IOERR if isinstance(error, OSError) else 1

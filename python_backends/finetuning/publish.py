@@ -12,6 +12,8 @@ from python_backends.finetuning.jobs import Job, JobError
 from python_backends.finetuning.saved_states import State
 from python_backends.linux.files import write_directory
 
+NOT_SERVED = "the adapter is not served: "  # an event that says why begins so
+
 
 def finish(job: Job, adapters: Path | None) -> str:
     """Writes the adapter of the last saved state to the job's directory, and to `adapters` unless that is
@@ -25,7 +27,7 @@ def finish(job: Job, adapters: Path | None) -> str:
     try:
         return f"{job.options['suffix']}@{_publish(job, adapters)}"
     except (JobError, OSError) as error:
-        job.say(f"the adapter is not served: {error}", "warn")
+        job.say(f"{NOT_SERVED}{error}", "warn")
         return ""
 
 

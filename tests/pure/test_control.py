@@ -367,6 +367,23 @@ def test_an_order_whose_bytes_come_one_by_one_has_to_come_in_time_as_a_whole(
     assert waits_s == [1.0, 0.75, 0.5, 0.25]
 
 
+@pytest.mark.parametrize(("command", "code"), [("drain", 130), ("status", 130), ("top", 0)])
+def test_who_no_longer_waits_for_an_order_hears_that_it_stays(
+    command: str,
+    code: int,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "ask", interrupted)
+    words = [command, "1"] if command == "drain" else [command]
+    assert control.main(["--run-directory", str(directory), *words]) == code
+    assert ("the order stays" in capsys.readouterr().err) == (command == "drain")
+
+
 def test_where_no_server_runs_nothing_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from commands.finetune import __main__ as finetune
 from commands.finetune.__main__ import _command, command_parser, main
 from commands.finetune.beginning import place
 from python_backends.engine.adapter_directory import CONFIG
+from python_backends.finetuning import jobs
+from python_backends.finetuning.jobs import Job
+from tests.support.finetuning_jobs import new_job
 
 
 def test_a_disk_that_fails_has_an_exit_status_of_its_own(
@@ -52,6 +57,7 @@ def test_an_adapter_to_go_on_from_has_a_number_behind_its_sign(tmp_path: Path) -
         (["--from", "law"], "--from law: neither a directory with adapter_config.json nor an adapter in"),
         (["--from", "../law"], "--from ../law: it is no directory with adapter_config.json"),
         (["--resume", "ftjob-1"], "submit: give a JSONL file"),
+        (["--alone"], "submit: --detach is for jobs of a server"),
     ],
 )
 def test_an_option_that_no_job_can_have_is_named_with_its_limit(
@@ -72,6 +78,78 @@ def test_an_option_that_no_job_can_have_is_named_with_its_limit(
     assert main() == 1
     assert reason in capsys.readouterr().err
     assert not list(tmp_path.glob("jobs/**/ftjob-*"))
+
+
+def test_a_job_that_is_resumed_has_its_own_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", f"finetuning.directory={tmp_path}", "submit", "--alone", "--resume", "ftjob-1"]
+    monkeypatch.setattr(sys, "argv", ["finetuning", *words, "--from", "law", "--rank", "4", "--json"])
+    assert main() == 1
+    assert capsys.readouterr().err == "submit: --rank, --from: a job that is resumed has its own\n"
+    monkeypatch.setattr(sys, "argv", ["finetuning", *words])
+    assert main() == 1
+    assert "no such job" in capsys.readouterr().err
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A queued one, in the place of that which `submit` makes and others name."""
+    made = new_job(tmp_path, steps=2)
+    monkeypatch.setattr(finetune, "new_job", lambda *_: made)
+    monkeypatch.setattr(jobs, "jobs_directory", lambda _: tmp_path)
+    monkeypatch.setattr(finetune, "plot", lambda _: None)
+    return made
+
+
+def test_who_no_longer_watches_a_job_hears_that_it_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Job) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune, "watch", interrupted)
+    monkeypatch.setattr(sys, "argv", ["finetuning", "submit", "train.jsonl"])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert f"{job.id} goes on in the server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_job_that_was_cancelled_elsewhere_has_not_succeeded(
+    as_json: bool, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--json"] if as_json else []
+    monkeypatch.setattr(sys, "argv", ["finetuning", "cancel", job.id, *words])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert json.loads(said)["status"] == "cancelled" if as_json else said.startswith(f"{job.id}: cancelled;")
+    monkeypatch.setattr(sys, "argv", ["finetuning", "submit", "train.jsonl"])
+    assert main() == 1
+    assert capsys.readouterr().err.endswith(f"{job.id} was cancelled\n")
+
+
+def test_an_export_in_json_names_directory_and_step(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(finetune, "export", lambda *_: 40)
+    monkeypatch.setattr(sys, "argv", ["finetuning", "export", job.id, "there", "--json"])
+    assert main() == 0
+    assert json.loads(capsys.readouterr().out) == {"directory": "there", "step": 40}
+
+
+def test_an_adapter_that_is_not_served_says_the_jobs_own_reason(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.end("succeeded", "succeeded")
+    monkeypatch.setattr(finetune, "watch", lambda _: job)
+    monkeypatch.setattr(sys, "argv", ["finetuning", "submit", "train.jsonl"])
+    reasons = ["it is not served: a server with adapters.directory serves it; `export` puts it there"]
+    for _ in range(2):
+        assert main() == 0
+        assert capsys.readouterr().out.splitlines()[-1] == reasons[-1]
+        reasons.append("the adapter is not served: the loss of the held-out examples has not fallen")
+        job.say(reasons[-1], "warn")
 
 
 def test_the_command_that_is_told_next_has_the_settings_of_this_one(
