@@ -55,7 +55,14 @@ def main() -> int:
             raise
         print(_missing(name, error.name), file=sys.stderr)
         return 1
-    return int(program.main())
+    try:
+        code = int(program.main())
+        print(end="", flush=True)
+    except BrokenPipeError:  # who reads what is printed has left
+        # else Python writes what is left when it ends, and says that this failed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
 
 
 def _split(command: str, words: list[str]) -> tuple[str, list[str]]:

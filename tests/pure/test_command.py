@@ -49,6 +49,28 @@ def test_a_package_that_is_missing_is_named_in_one_line(
     assert line.startswith("gapless serve: the Python package no_such_package is not installed")
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_command_ends_quietly_when_who_reads_it_has_left(fits: bool, tmp_path: Path) -> None:
+    """As in `gapless top | head -2`; also where the last lines wait in a buffer."""
+    (tmp_path / "printing.py").write_text(
+        f"def main():\n    print('x' * {10 if fits else 1 << 20})\n    return 0\n"
+    )
+    code = (
+        "import sys; from commands import __main__ as command\n"
+        "command.COMMANDS['env'] = ('printing', (), '')\n"
+        "sys.argv = ['gapless', 'env']; sys.exit(command.main())"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_short_names_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ("--host", "0.0.0.0", "--port", "1", "--max-num-seqs", "3")
     settings = settings_of(monkeypatch, *server, "--max-model-len", "99", "--dtype", "float32")
