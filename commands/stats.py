@@ -16,6 +16,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import sqlite3
 import sys
 from collections import defaultdict
@@ -38,6 +39,7 @@ from python_backends.prediction.versions import Learned, Version, current
 from python_backends.settings import SettingsError, add_arguments, of_command_line
 
 MAX_INSTRUCTIONS = 20
+WIDE = 160  # columns of what is no terminal
 NINETY = QUANTILE_LEVELS.index(0.9)
 
 
@@ -86,9 +88,9 @@ def rows(found: Sequence[Logged]) -> list[Row]:
 
 def table(made: Sequence[Row]) -> Table:
     drawn = Table(title="predicted lengths; covered: answers not longer than the quantile")
-    drawn.add_column("instruction")
-    for name in ("answers", "learned", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
-        drawn.add_column(name, justify="right")
+    drawn.add_column("instruction", overflow="fold")
+    for name in ("answers", "learned", "length", "error", "wrong", "covered\n0.5", "covered\n0.9"):
+        drawn.add_column(name, justify="right", no_wrap=True)
     for each in made:
         numbers = [f"{each.answers}", f"{each.learned:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
@@ -100,9 +102,9 @@ def table(made: Sequence[Row]) -> Table:
 def by_stage(made: Sequence[StageRow]) -> Table:
     drawn = Table(title="predicted lengths, by stage")
     drawn.add_column("stage")
-    names = ("answers", "length", "error", "of the mean", "rank correlation", "covered 0.5", "covered 0.9")
-    for name in names:
-        drawn.add_column(name, justify="right")
+    covered = ("covered\n0.5", "covered\n0.9")
+    for name in ("answers", "length", "error", "of the\nmean", "rank\ncorrelation", *covered):
+        drawn.add_column(name, justify="right", no_wrap=True)
     for each in made:
         numbers = [f"{value:.1f}" for value in (each.error, each.error_of_mean)]
         shares = [f"{each.covered[level]:.0%}" for level in (HALF, NINETY)]
@@ -193,6 +195,8 @@ def main() -> int:
         log.close()
         if asked.json:
             write_json(asked.json, answers)
+    except BrokenPipeError:  # who reads what is printed has left: `commands.__main__`
+        raise
     except (SettingsError, OSError, sqlite3.Error) as error:
         print(
             f"no statistics: there is no log that can be read in {directory / FILE}"
@@ -205,7 +209,8 @@ def main() -> int:
         return 0
     found = outcomes(answers)
     made = rows(found)
-    console = Console()
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=WIDE if is_wide else None)
     for each in Learned:
         console.print(learned(each, current(directory, each)))
     if not made:

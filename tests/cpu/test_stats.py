@@ -87,6 +87,23 @@ def test_an_instruction_is_shown_as_it_is_but_for_what_controls_a_terminal(run) 
         assert f"│ {shown} " in text
 
 
+@pytest.mark.parametrize("columns", ["", "80"])
+def test_words_of_an_instruction_and_numbers_are_whole(run, columns: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    directory, told = run
+    log = RequestLog(directory, 100)
+    log.add([record("Convert to camelCase: internationalization", num_output=20, mean=20, user_input="x")])
+    log.close()
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    else:
+        monkeypatch.delenv("COLUMNS")
+    code, text = told()
+    assert code == 0
+    assert "…" not in text
+    words = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert "Convert to camelCase: internationalization" in words if not columns else "camelCase:" in words
+
+
 def at(stage: int, mean: float) -> AtStage:
     return AtStage(stage, np.ones(4, np.float32), 18, prediction(mean), 2)
 
