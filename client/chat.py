@@ -22,7 +22,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
-from .channel import with_proxy
 from .errors import GaplessError
 from .options import add_parameters, add_url, chosen, read_value
 from .parameters import Parameters
@@ -229,13 +228,24 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _reason(client: Client) -> str:
+    """Why it is not ready."""
+    try:
+        client.server_version()
+    except GaplessError as error:
+        return str(error)
+    return "it is starting, or a model of it is"
+
+
 def main() -> int:
     asked = command_parser().parse_args()
     with Client(asked.url) as client:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():
-            missing = with_proxy(f"no server is ready at {asked.url}", asked.url)
-            chat.say(f"{missing}: start it (`gapless serve`, or `make serve`), or set its address with --url")
+            chat.say(
+                f"no server is ready at {asked.url}: {_reason(client)}\nStart it (`gapless serve`, or"
+                " `make serve`), or set its address with --url"
+            )
             return 1
         if sys.stdin.isatty():
             chat.say(

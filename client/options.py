@@ -22,9 +22,18 @@ OURS = (
 TRUTH = {"true": True, "false": False}
 
 
+def _address(text: str) -> str:
+    if text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be HOST:PORT without http://, where Gapless listens for gRPC"
+        )
+    return text
+
+
 def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
+        type=_address,
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
         help="Gapless's gRPC address (default: %(default)s)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -114,6 +115,28 @@ def test_commands_end_the_chat_or_explain_themselves(capsys: pytest.CaptureFixtu
     assert talk.take("//etc/passwd")
     assert client.asked[0][0] == [("user", "/etc/passwd")]
     assert "/clear" in capsys.readouterr().err
+
+
+def test_a_chat_without_a_server_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    monkeypatch.setattr(sys, "argv", ["chat", "--url", f"127.0.0.1:{port}"])
+    assert chat_tool.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"no server is ready at 127.0.0.1:{port}: ")
+    assert "Connection refused" in said
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8001", "https://host:8001/"])
+def test_an_address_is_no_url_of_http(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chat", "--url", url])
+    with pytest.raises(SystemExit):
+        chat_tool.main()
+    assert f"{url}: must be HOST:PORT without http://" in capsys.readouterr().err
 
 
 def test_the_chat_ends_quietly_when_who_reads_the_answers_has_left(
