@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 
 from python_backends.launcher.address import check_ports
+from python_backends.launcher.companion import Companion
 from python_backends.launcher.front_process import FrontProcesses
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
-from python_backends.launcher.learner_process import LEARNER, LearnerProcess
 from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS
@@ -35,6 +35,8 @@ from python_backends.wires.control import ask
 
 log = logging.getLogger("gapless")
 
+LEARNER = "learner"  # its name in the counts of restarts
+LONGEST_LEARNER_PAUSE_S = 300.0  # before it is started again
 HAVE_STREAMS = ("scheduler", "detokenizer")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WATCH_EVERY_S = 0.2
@@ -81,7 +83,9 @@ class Supervisor:
         )
         self._instances = InstanceProcesses(settings, files, self._record, processors)
         self._server = TritonServer(settings, files, board)
-        self._learner = LearnerProcess(files, self._record)
+        self._learner = Companion(
+            LEARNER, "python_backends.learner", files, self._record, LONGEST_LEARNER_PAUSE_S
+        )
         self._front = FrontProcesses(settings, files, self._record)
         self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from python_backends.launcher import companion
-from python_backends.launcher.learner_process import LEARNER, LearnerProcess
+from python_backends.launcher.companion import Companion
+from python_backends.launcher.supervisor import LEARNER, LONGEST_LEARNER_PAUSE_S
 from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import LauncherRecord, read_restarts
 
@@ -21,6 +22,11 @@ class Files:
 
     def keep(self) -> None:
         pass
+
+
+def learner_of(record: LauncherRecord) -> Companion:
+    files: Any = Files()
+    return Companion(LEARNER, "python_backends.learner", files, record, LONGEST_LEARNER_PAUSE_S)
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def test_a_start_that_fails_is_tried_again_after_longer_and_longer_pauses(
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(companion, "start_group", start)
-    learner = LearnerProcess(Files(), LauncherRecord(Board(), ()))  # type: ignore[arg-type]
+    learner = learner_of(LauncherRecord(Board(), ()))
     counts = []
     for _ in range(8):
         learner.heal()
@@ -71,7 +77,7 @@ def test_a_learner_that_ended_is_counted_when_it_is_started_again(
     record = LauncherRecord(board, (LEARNER,))
     monkeypatch.setattr(companion, "start_group", lambda *_, **__: Ended())
     monkeypatch.setattr(companion, "end_group", lambda *_: None)
-    learner = LearnerProcess(Files(), record)  # type: ignore[arg-type]
+    learner = learner_of(record)
     learner.heal()
     learner.heal()
     assert read_restarts(board)[1] == {LEARNER: 0}
