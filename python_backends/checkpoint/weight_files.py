@@ -116,8 +116,8 @@ def _tensors(path: Path) -> dict[str, Stored]:
 
 
 def _mapped(stored: Stored, begin: int) -> torch.Tensor:
-    """Mapped from the file, whose header is not read again: a mixture's may be a megabyte long. Raises OSError,
-    ValueError.
+    """Mapped from the file, whose header is not read again: of a mixture it may be a megabyte long. Raises
+    OSError, ValueError.
     """
     import torch
 
