@@ -39,6 +39,12 @@ _QWEN: dict[str, Any] = {**_WINDOW, "use_sliding_window": False, "max_window_lay
 _NO_BIAS: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
 _LAYER_NORM: dict[str, Any] = {"norm_kind": NormKind.LAYER, "norm_eps": "layer_norm_eps", "norm_bias": True}
 _BY_LAYER: dict[str, Any] = {"windows": Windows.BY_LAYER_TYPE}
+# of models that take images as well
+_TOWER: dict[str, Any] = {
+    "body": "model.language_model",
+    "left_out": ("vision_tower.", "multi_modal_projector."),
+}
+_VISUAL: dict[str, Any] = {"body": "model.language_model", "left_out": ("visual.",)}
 
 LLAMA = _family("llama", 2048, feed_forward_bias="mlp_bias")
 _GEMMA_DEFAULTS: dict[str, Any] = {**_TIED, "head_dim": 256}
@@ -76,6 +82,25 @@ GEMMA2 = _family(
     attention_softcap="attn_logit_softcapping",
     logit_softcap="final_logit_softcapping",
     refused=("use_bidirectional_attention",),
+)
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    defaults={
+        **GEMMA2.defaults,
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131_072,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10_000.0,
+    },
+    rope_theta=1_000_000.0,
+    layer_kinds=layer_kinds.every(6, "sliding_window_pattern"),
+    kinds_have_rotaries=True,
+    head_norm=HeadNorm.HEAD,
+    attention_softcap="",
 )
 OLMO2 = _family(
     "olmo2",
@@ -123,18 +148,39 @@ QWEN2 = _family(
     **_BY_LAYER,
     windows_field="use_sliding_window",
 )
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    defaults={**QWEN2.defaults, "head_dim": 128},
+    qkv_bias=FIELD,
+    output_bias=FIELD,
+    head_norm=HeadNorm.HEAD,
+)
+MISTRAL = _family("mistral", 131_072, kv_heads=8, defaults=_WINDOW, **_NO_BIAS, windows=Windows.ALL)
 
 FAMILIES = MappingProxyType(
     {
         "LlamaForCausalLM": LLAMA,
         "Qwen2ForCausalLM": QWEN2,
-        "Qwen3ForCausalLM": replace(
+        "Qwen2_5_VLForConditionalGeneration": replace(
             QWEN2,
-            model_type="qwen3",
-            defaults={**QWEN2.defaults, "head_dim": 128},
-            qkv_bias=FIELD,
-            output_bias=FIELD,
-            head_norm=HeadNorm.HEAD,
+            model_type="qwen2_5_vl",
+            defaults={
+                **QWEN2.defaults,
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "max_window_layers": 80,
+            },
+            rope_theta=1_000_000.0,
+            **_VISUAL,
+        ),
+        "Qwen3ForCausalLM": QWEN3,
+        "Qwen3VLForConditionalGeneration": replace(
+            QWEN3,
+            model_type="qwen3_vl",
+            defaults={**QWEN3.defaults, "max_position_embeddings": 128_000},
+            rope_theta=500_000.0,
+            **_VISUAL,
         ),
         "Qwen3MoeForCausalLM": _family(
             "qwen3_moe",
@@ -155,9 +201,8 @@ FAMILIES = MappingProxyType(
             windows_field="use_sliding_window",
             mixture=Mixture(width="moe_intermediate_size", layers=some_layers),
         ),
-        "MistralForCausalLM": _family(
-            "mistral", 131_072, kv_heads=8, defaults=_WINDOW, **_NO_BIAS, windows=Windows.ALL
-        ),
+        "MistralForCausalLM": MISTRAL,
+        "Mistral3ForConditionalGeneration": replace(MISTRAL, **_TOWER),
         "MixtralForCausalLM": _family(
             "mixtral",
             131_072,
@@ -170,23 +215,8 @@ FAMILIES = MappingProxyType(
             mixture=Mixture(normalised=True, block="block_sparse_moe", parts=("w1", "w3", "w2")),
         ),
         "Gemma2ForCausalLM": GEMMA2,
-        "Gemma3ForCausalLM": replace(
-            GEMMA2,
-            model_type="gemma3_text",
-            defaults={
-                **GEMMA2.defaults,
-                "max_position_embeddings": 131_072,
-                "attn_logit_softcapping": None,
-                "final_logit_softcapping": None,
-                "sliding_window_pattern": 6,
-                "rope_local_base_freq": 10_000.0,
-            },
-            rope_theta=1_000_000.0,
-            layer_kinds=layer_kinds.every(6, "sliding_window_pattern"),
-            kinds_have_rotaries=True,
-            head_norm=HeadNorm.HEAD,
-            attention_softcap="",
-        ),
+        "Gemma3ForCausalLM": GEMMA3,
+        "Gemma3ForConditionalGeneration": replace(GEMMA3, **_TOWER),
         "Phi3ForCausalLM": _family(
             "phi3",
             4096,

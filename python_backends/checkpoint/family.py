@@ -61,6 +61,7 @@ class Family:
     layer_kinds: LayerKinds = layer_kinds.all_full
     kinds_have_rotaries: bool = False  # sliding and full layers have rotary embeddings of their own
 
+    left_out: tuple[str, ...] = ()  # of a model that takes images, too: beginnings of those tensors' names
     body: str = "model"
     embedding: str = "embed_tokens"
     positions: str = ""  # a table of positions that is added to the embedding
@@ -116,6 +117,10 @@ class Family:
 
 
 def rope_type(family: Family | None, said: Mapping[str, Any]) -> Any:
-    """Of rotary parameters, in their old and new spelling."""
+    """Of rotary parameters, in their old and new spelling. "mrope" turns parts of a head by an image's rows
+    and columns; of a text all of them are the position.
+    """
     name = said.get("rope_type") or said.get("type") or "default"
+    if name == "mrope":
+        return "default"
     return "longrope" if family and name in family.longrope_names else name

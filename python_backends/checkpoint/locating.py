@@ -33,8 +33,9 @@ def located(facts: ModelFacts, source: Source) -> dict[str, Names]:
             f"{source.path}: there are no weights: model.safetensors, its shards with their index, or"
             " pytorch_model.bin"
         )
-    prefix = _stored_prefix(facts, source.tensors)
-    stored = {_model_name(facts, prefix, name): name for name in source.tensors}
+    tensors = {name: each for name, each in source.tensors.items() if not _is_left_out(facts, name)}
+    prefix = _stored_prefix(facts, tensors)
+    stored = {_model_name(facts, prefix, name): name for name in tensors}
     wanted = {name: _spelling(ways, stored) for name, ways in spellings(facts).items()}
     found = {
         name: tuple(stored[piece] for piece in pieces)
@@ -50,7 +51,6 @@ def located(facts: ModelFacts, source: Source) -> dict[str, Names]:
         for model_name, pieces in wanted.items()
         for name, shape in zip(found[model_name], pieces.values(), strict=True)
     }
-    tensors = source.tensors
     others = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     _refuse(source, "of another shape than config.json says are", others)
     others = [name for name in tensors.keys() - shapes.keys() if not COMPUTED.search(name)]
@@ -59,6 +59,11 @@ def located(facts: ModelFacts, source: Source) -> dict[str, Names]:
     strange = [name for name in shapes if NO_FLOAT.fullmatch(tensors[name].dtype)]
     _refuse(source, "this engine takes float weights only, not", strange)
     return found
+
+
+def _is_left_out(facts: ModelFacts, name: str) -> bool:
+    """Of what reads images."""
+    return name.removeprefix("model.").startswith(facts.family.left_out)
 
 
 def _adds_zero(source: Source, name: str) -> bool:
@@ -110,7 +115,7 @@ def _model_name(facts: ModelFacts, prefix: str, name: str) -> str:
     family = facts.family
     if name.startswith(prefix) and prefix:
         return f"{family.body}.{name.removeprefix(prefix)}"
-    above = prefix.removesuffix(f"{family.body}.")
+    above = "".join(prefix[:-1].rpartition(".")[:2])
     for head in family.heads:
         for field in ("weight", "bias"):
             if name in (f"{head}.{field}", f"{above}{head}.{field}"):

@@ -112,7 +112,7 @@ def read_model_facts(source: Source) -> ModelFacts:
 
 def _check(values: Values, family: Family, shared: dict[str, Any]) -> None:
     architecture, said = shared["architecture"], values.get("model_type")
-    if said not in (None, family.model_type):
+    if said not in (None, family.model_type, f"{family.model_type}_text"):
         raise values.refusal(f"model_type = {said!r:.100}: {architecture} is of {family.model_type}")
     _check_scheme(values)
     _check_refused(values, family, architecture)

@@ -8,6 +8,8 @@ from typing import Any
 
 from python_backends.checkpoint.source import CheckpointError
 
+OF_THE_WHOLE = ("architectures", "tie_word_embeddings")  # where a configuration has a part for text
+
 
 def read_table(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or an empty one if the file is absent. Raises CheckpointError."""
@@ -23,6 +25,10 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what it says of the text: models that also take images or audio have it in a part."""
+    """`config` with what it says of the text: models that also take images or audio have it in a part. Their
+    head is the embedding if either says so, as in transformers.
+    """
     text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
+    if not isinstance(text, dict):
+        return config
+    return {**config, **text, **{name: config[name] for name in OF_THE_WHOLE if config.get(name)}}

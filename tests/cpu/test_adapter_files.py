@@ -26,7 +26,7 @@ from python_backends.engine.torch.adapters.modules import modules_of, names_of
 from python_backends.nouns.training import AdapterShape
 from tests.support.model_source import facts_from, read_from
 from tests.support.peft_adapters import save_adapter
-from tests.support.tiny_models import RELATIVES, TINY, WITH_EXPERTS, build
+from tests.support.tiny_models import RELATIVES, TINY, WITH_EXPERTS, WITH_IMAGES, build
 
 MOST_BYTES = 1 << 34  # of weights
 Tensors = dict[str, torch.Tensor]
@@ -45,7 +45,7 @@ def adapted(model: Any) -> AdaptedModel:
     return adapted_model(facts_from(model), torch.float32, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES | WITH_IMAGES))
 def test_the_products_of_what_peft_writes_are_those_of_peft(name: str, tmp_path: Path) -> None:
     """Merged by PEFT, the weights of every product differ from the model's by B·A, in our order of rows."""
     model = transformed(name)

@@ -23,7 +23,7 @@ from python_backends.engine.model.limits import fingerprint_of, model_limits
 from python_backends.engine.model.loading import facts_of, open_weights
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
-from tests.support.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
+from tests.support.tiny_models import RELATIVES, TINY, WITH_IMAGES, Serving, TinyModel, random_requests
 
 
 def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
@@ -143,6 +143,39 @@ def test_a_device_is_given_each_weight_once_from_its_own_file(
     places = open_source(tmp_path).tensors
     assert sorted(opened) == sorted((stored.file.name, "cuda:0") for stored in places.values())
     assert len({name for name, _ in opened}) > 2
+
+
+@pytest.mark.parametrize("name", sorted(WITH_IMAGES))
+def test_what_reads_images_is_left_out_however_its_tensors_are_named(
+    tiny: Any, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By transformers 5's names too, which `save_pretrained` turns into older ones."""
+    model = tiny(name)
+    tied = model.model.get_output_embeddings().weight is model.model.get_input_embeddings().weight
+
+    def rename(weights: Weights) -> None:
+        weights.clear()
+        named = model.model.state_dict().items()
+        weights.update({key: each for key, each in named if not tied or key != "lm_head.weight"})
+
+    own = load_file(model.directory / "model.safetensors").keys()
+    settings = _stored(model, tmp_path, rename)
+    others = load_file(tmp_path / "model.safetensors").keys()
+    assert name == "qwen3_vl" or own.isdisjoint(each for each in others if each != "lm_head.weight")
+    requests = random_requests(2)
+    with caplog.at_level("INFO"):
+        engine = TorchEngine(settings)
+    assert f"of {type(model.model).__name__} the part for text is served" in caplog.text
+    model.check_all(requests, Serving(engine).run(requests))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2"])
+def test_what_reads_images_has_no_place_in_a_model_of_text(tiny: Any, tmp_path: Path, name: str) -> None:
+    def add(weights: Weights) -> None:
+        weights["visual.merger.weight"] = torch.ones(2, 2)
+
+    with pytest.raises(SettingsError, match=r"this model has no place for visual.merger.weight"):
+        TorchEngine(_stored(tiny(name), tmp_path, add))
 
 
 def test_what_is_read_stays_as_it_was_when_the_file_changes(one: TinyModel, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.support.tiny_models import (
     RELATIVES,
     TINY,
     VOCABULARY,
+    WITH_IMAGES,
     Agreement,
     Serving,
     TinyModel,
@@ -35,12 +36,12 @@ from tests.support.tiny_models import (
 )
 
 WINDOW = 16
-SERVED = [("torch", name) for name in sorted(TINY | RELATIVES)]
-SERVED += [("layers", name) for name in sorted(BY_LAYERS)] if library() is not None else []
+SERVED = [("torch", name) for name in sorted(TINY | RELATIVES | WITH_IMAGES)]
+SERVED += [("layers", name) for name in sorted(BY_LAYERS.union(WITH_IMAGES))] if library() is not None else []
 
 
 def test_every_family_is_compared_with_transformers() -> None:
-    compared = {type(build(name)).__name__ for name in TINY | RELATIVES}
+    compared = {type(build(name)).__name__ for name in TINY | RELATIVES | WITH_IMAGES}
     assert compared == set(FAMILIES)
 
 

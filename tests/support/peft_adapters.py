@@ -14,16 +14,18 @@ from tests.support.model_source import facts_from
 
 
 def adapted_model(model: Any, rank: int, seed: int = 0, patterns: bool = False) -> Any:
-    """PEFT's model over a copy of `model`, all modules adapted. `patterns`: layer 1 has another rank, one
-    module another alpha, and the scale is rsLoRA's.
+    """PEFT's model over a copy of `model`, all modules of its text adapted. `patterns`: layer 1 has another
+    rank, one module another alpha, and the scale is rsLoRA's.
     """
     torch.manual_seed(100 + seed)
     model = copy.deepcopy(model)
     facts = facts_from(model)
     names = list(names_of(modules_of(facts)))
     options: dict[str, Any] = {}
+    if left_out := facts.family.left_out:
+        options["exclude_modules"] = rf".*({'|'.join(left_out)}).*"
     if patterns:
-        options = {
+        options |= {
             "rank_pattern": {rf"{facts.family.layers}\.1\..*": rank + 1},
             "alpha_pattern": {names[0]: 3},
             "use_rslora": True,

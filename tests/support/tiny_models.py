@@ -18,12 +18,14 @@ from torch import Tensor
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Cohere2Config,
     CohereConfig,
     CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
@@ -34,6 +36,7 @@ from transformers import (
     HeliumConfig,
     LlamaConfig,
     MinistralConfig,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
@@ -42,9 +45,11 @@ from transformers import (
     OlmoeConfig,
     Phi3Config,
     PhiConfig,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -248,6 +253,53 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, {**_GROUPED, "sliding_window": 16}),
 }
 
+_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_VISUAL = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+# Models that take images as well: the text's part of their configuration, and the rest.
+WITH_IMAGES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
+    "gemma3_vision": (
+        Gemma3Config,
+        TINY["gemma3"][1],
+        {"vision_config": _TOWER, "mm_tokens_per_image": 4, "tie_word_embeddings": False},
+    ),
+    "mistral3": (
+        Mistral3Config,
+        {"model_type": "mistral", **_GROUPED_WIDE, "sliding_window": 16},
+        {"vision_config": {**_TOWER, "model_type": "pixtral", "head_dim": 8}},
+    ),
+    "qwen2_5_vl": (
+        Qwen2_5_VLConfig,
+        {**_GROUPED, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+        {"vision_config": _VISUAL},
+    ),
+    "qwen3_vl": (
+        Qwen3VLConfig,
+        {
+            **_GROUPED_WIDE,
+            "rope_scaling": {
+                "rope_type": "default",
+                "mrope_interleaved": True,
+                "mrope_section": [6, 5, 5],
+            },
+        },
+        {"vision_config": {**_VISUAL, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}},
+    ),
+}
+
 WITH_EXPERTS = frozenset(
     name
     for name, (config_type, options) in (TINY | RELATIVES).items()
@@ -262,6 +314,7 @@ _EMBEDDING_STD = {
     "exaone4_full": 4.0,
     "gemma2": 0.1,
     "gemma3": 0.1,
+    "gemma3_vision": 0.1,
     "olmo2": 1.2,
     "olmo3": 1.2,
 }
@@ -270,11 +323,8 @@ _EMBEDDING_STD = {
 def build(name: str) -> Any:
     """transformers' model with weights drawn wide, biases and norms too, which it starts at 0 and 1."""
     torch.manual_seed(17)
-    config_type, options = (TINY | RELATIVES)[name]
     # its other kinds of attention leave out capped scores
-    model = AutoModelForCausalLM.from_config(
-        config_type(**_SHAPE | options), attn_implementation="eager"
-    ).eval()
+    model = class_of(name).from_config(configuration(name), attn_implementation="eager").eval()
     if name in _EMBEDDING_STD:
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=_EMBEDDING_STD[name])
     for key, parameter in model.named_parameters():
@@ -284,6 +334,19 @@ def build(name: str) -> Any:
             middle = float(parameter.detach().mean())  # 0 where a family adds one
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
     return model
+
+
+def class_of(name: str) -> Any:
+    """transformers' class that makes the model."""
+    return AutoModelForImageTextToText if name in WITH_IMAGES else AutoModelForCausalLM
+
+
+def configuration(name: str) -> Any:
+    if name in WITH_IMAGES:
+        made, text, others = WITH_IMAGES[name]
+        return made(text_config=_SHAPE | text, **others)
+    config_type, options = (TINY | RELATIVES)[name]
+    return config_type(**_SHAPE | options)
 
 
 @dataclass(slots=True)

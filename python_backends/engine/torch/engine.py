@@ -273,6 +273,8 @@ class TorchEngine:
 
 def _described(settings: Settings, facts: ModelFacts, weights: Weights) -> Model:
     """Everything but the layers; the embedding is read now."""
+    if facts.family.left_out:
+        log.info("of %s the part for text is served: images are not taken", facts.architecture)
     description = describe(facts, weights, declared_tokens(settings, facts))
     start_clock.ended("reading weights")
     return description
