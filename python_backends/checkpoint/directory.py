@@ -4,16 +4,19 @@ PyTorch's own files, whole or in shards.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import Split
 
 from python_backends.checkpoint import weight_files
 from python_backends.checkpoint.added_tokens import complete
 from python_backends.checkpoint.digests import digest_of
+from python_backends.checkpoint.gguf.splits import LLAMA3, TEKKEN
 from python_backends.checkpoint.quantisation import read_layout
 from python_backends.checkpoint.quantised_tensors import QuantisedTensors
 from python_backends.checkpoint.rows import in_pieces
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+INST, INST_ID = "[INST]", 3  # as Tekken's vocabularies have it
 
 
 def what_it_is(path: Path) -> str:
@@ -75,6 +79,7 @@ class DirectorySource:
             raise CheckpointError(f"{path}: {error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        _cut_as_trained(tokenizer)
         complete(tokenizer, self.texts, read_table(self.path / "added_tokens.json"))
         return tokenizer
 
@@ -114,3 +119,13 @@ class DirectorySource:
         files = sorted(path for path in self.path.iterdir() if path.is_file()) if self.path.is_dir() else []
         weights = [path for path in files if path.suffix == ".safetensors"]
         return digest_of(texts, weights or [path for path in files if path.suffix == ".bin"])
+
+
+def _cut_as_trained(tokenizer: Tokenizer) -> None:
+    """transformers has written Llama 3's words with Tekken's vocabulary, of Mistral Small 3.1 and models made
+    from it; Mistral trained them with Tekken's.
+    """
+    steps = tokenizer.pre_tokenizer and json.loads(tokenizer.pre_tokenizer.__getstate__())
+    first = (steps or {}).get("pretokenizers", [{}])[0]
+    if first.get("pattern") == {"Regex": LLAMA3} and tokenizer.token_to_id(INST) == INST_ID:
+        tokenizer.pre_tokenizer[0] = Split(Regex(TEKKEN), "isolated")

@@ -1,4 +1,6 @@
-"""Tokens that only a tokenizer's configuration knows get the ids, and split texts, as in transformers."""
+"""Tokens that only a tokenizer's configuration knows get the ids, and split texts, as in transformers; a
+text is cut into the words with which a model was trained.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from python_backends.checkpoint.gguf.splits import LLAMA3
 from python_backends.checkpoint.opening import open_source
 from python_backends.text.checkpoint import read_checkpoint
 
@@ -92,3 +96,43 @@ def test_markers_of_the_oldest_file_are_tokens_as_in_transformers(tmp_path: Path
 def test_a_tokenizer_that_says_everything_itself_stays_as_it_is() -> None:
     written = json.loads((BUNDLED / "tokenizer.json").read_text())
     assert json.loads(open_source(BUNDLED).tokenizer().to_str())["added_tokens"] == written["added_tokens"]
+
+
+WORDS = "getUserName's HTTPServer 2026, path/to//\n\nISN'T naïveÉtat"
+
+
+def cut_as_llama3(directory: Path, specials: list[str]) -> Path:
+    """A checkpoint with so many tokens that transformers may take them for Mistral's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([WORDS] * 3, trainer)
+    written = json.loads(tokenizer.to_str())
+    vocabulary = written["model"]["vocab"]
+    vocabulary.update({f"\0{token}": token for token in range(len(vocabulary), 100_001)})
+    (directory / "tokenizer.json").write_text(json.dumps(written))
+    (directory / "config.json").write_text('{"model_type": "mistral", "transformers_version": "4.57.0"}')
+    return directory
+
+
+def test_words_of_llama_3_beside_the_vocabulary_of_mistral_are_mistrals(tmp_path: Path) -> None:
+    directory = cut_as_llama3(tmp_path, ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
+    wrong, right = (
+        PreTrainedTokenizerFast.from_pretrained(directory, fix_mistral_regex=fixed) for fixed in (False, True)
+    )
+    ids = open_source(directory).tokenizer().encode(WORDS).ids
+    assert ids == right(WORDS).input_ids != wrong(WORDS).input_ids
+
+
+def test_words_of_llama_3_beside_another_vocabulary_stay(tmp_path: Path) -> None:
+    directory = cut_as_llama3(tmp_path, ["<|begin_of_text|>", "<|end_of_text|>"])
+    written = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert open_source(directory).tokenizer().encode(WORDS).ids == written.encode(WORDS).ids
