@@ -7,7 +7,7 @@ detokenizer are built from the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,24 +64,31 @@ def _read(directory: Path) -> Checkpoint:
     names = {name: text for name in NAMED_TOKENS if (text := content(texts.get(name)))}
     chat_template, template_file = source.chat_template
     end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    eos_ids = tuple(sorted({*facts.end_ids, *([] if end is None else [end])}))
     return Checkpoint(
         directory=directory,
         tokenizer=tokenizer,
         named_tokens=names,
-        special_tokens=_special_tokens(tokenizer),
+        special_tokens=_special_tokens(tokenizer, eos_ids),
         chat_template=chat_template,
         template_file=template_file,
-        eos_ids=tuple(sorted({*facts.end_ids, *([] if end is None else [end])})),
+        eos_ids=eos_ids,
         max_model_tokens=facts.context,
         vocab_size=max(facts.vocab_size, num_ids(tokenizer)),
         num_rows=facts.vocab_size or num_ids(tokenizer),
     )
 
 
-def _special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
-    """Those that the tokenizer marks as special; those with a name in the configuration are."""
-    tokens = tokenizer.get_added_tokens_decoder().values()
-    return frozenset(token.content for token in tokens if token.special)
+def _special_tokens(tokenizer: Tokenizer, eos_ids: Collection[int]) -> frozenset[str]:
+    """Those that the tokenizer marks as special; those with a name in the configuration are. A single
+    character is text, as the "!" that pads where `pad_token_id` was set to 0, unless it ends an answer.
+    """
+    tokens = tokenizer.get_added_tokens_decoder().items()
+    return frozenset(
+        token.content
+        for token_id, token in tokens
+        if token.special and (len(token.content) > 1 or token_id in eos_ids)
+    )
 
 
 def num_ids(tokenizer: Tokenizer) -> int:

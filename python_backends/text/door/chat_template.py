@@ -197,8 +197,8 @@ def _bounded(pieces: Iterable[str], limit: int) -> str:
 
 def template_of(checkpoint: Checkpoint) -> tuple[SpecialTokens, ChatTemplate | None]:
     """Returns the special tokens and the template of a checkpoint. The template's markers count as special,
-    whatever the tokenizer says: a content must not have them. White space is none, though Gemma's tokenizers
-    have tokens of it, which their templates write. Raises CheckpointError.
+    whatever the tokenizer says: a content must not have them. Single characters and white space are none,
+    though Gemma's tokenizers have tokens of white space, which their templates write. Raises CheckpointError.
     """
     texts, source, names = checkpoint.special_tokens, checkpoint.chat_template, checkpoint.named_tokens
     special = SpecialTokens(checkpoint.tokenizer, texts)
@@ -209,7 +209,7 @@ def template_of(checkpoint: Checkpoint) -> tuple[SpecialTokens, ChatTemplate | N
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.template_file}: {error}") from error
     added = [token.content for token in checkpoint.tokenizer.get_added_tokens_decoder().values()]
-    markers = template.markers(token for token in added if token.strip()) - texts
+    markers = template.markers(token for token in added if len(token.strip()) > 1) - texts
     if markers:
         special = SpecialTokens(checkpoint.tokenizer, texts | markers)
         template = ChatTemplate(source, names, special)

@@ -74,6 +74,13 @@ def test_tokens_with_a_part_to_play_are_special_even_if_the_tokenizer_does_not_s
     assert played.named_tokens == {"eos_token": "<think>"}
 
 
+def test_a_single_character_is_special_only_where_it_ends_an_answer(tmp_path: Path) -> None:
+    plain = read(tmp_path)
+    ended = read(tmp_path, {"pad_token": "!", "eos_token": "\n"})
+    assert ended.special_tokens - plain.special_tokens == {"\n"}
+    assert ended.named_tokens == {"pad_token": "!", "eos_token": "\n"}
+
+
 def test_older_checkpoints_name_their_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
     checkpoint = read(
         tmp_path, {"pad_token": None}, special_tokens_map={"eos_token": "<|end|>", "pad_token": "<|pad|>"}

@@ -18,11 +18,20 @@ from tokenizers import AddedToken, Tokenizer
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits, RefusedError, Request
 from python_backends.settings import LimitSettings
+from python_backends.text.detokenize.token_bytes import token_bytes
 from python_backends.text.door import fields as fields_of_requests
 from python_backends.text.door.door import ANY_ENGINE, open_door
 from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL, SUPPORTED
+from python_backends.text.vocabulary import vocabulary_of
 from tests.support.examples import examples
-from tests.support.text.checkpoints import SPECIALS, TEMPLATE, byte_level, read, sentence_piece
+from tests.support.text.checkpoints import (
+    SPECIALS,
+    TEMPLATE,
+    byte_level,
+    byte_level_tokenizer,
+    read,
+    sentence_piece,
+)
 
 PROMPTS = "text_input, messages, input_ids"
 LIMITS = LimitSettings(default_max_tokens=100)
@@ -704,6 +713,27 @@ def test_tokens_of_white_space_are_no_markers_though_the_template_writes_them(co
         request = door.answer(fields)
         assert isinstance(request, Request), request
         assert request.prompt.tolist() == tokenizer.encode(text).ids
+
+
+def test_a_single_character_that_pads_is_text() -> None:
+    """As where a fine-tuned model's padding has the id 0, which is "!"."""
+    source = "{% for m in messages %}<|user|>{{ m.content }}!<|end|>{% endfor %}<|assistant|>"
+    texts = {"pad_token": "!", "chat_template": source}
+    checkpoint = read(byte_level_tokenizer(), texts, config={"n_positions": 512})
+    door, mark = open_door(checkpoint, LIMITS), checkpoint.tokenizer.token_to_id("!")
+    for fields, text in (
+        (
+            {"messages": json.dumps([{"role": "user", "content": "Stop!"}])},
+            "<|user|>Stop!!<|end|><|assistant|>",
+        ),
+        ({"text_input": "hello!"}, "hello!"),
+    ):
+        request = door.answer(fields)
+        assert isinstance(request, Request), request
+        assert request.prompt.tolist() == byte_level_tokenizer().encode(text).ids
+    vocabulary = vocabulary_of(checkpoint, checkpoint.vocab_size)
+    assert vocabulary.tokens[mark] == token_bytes(checkpoint).table[mark] == b"!"
+    assert mark not in vocabulary.special_ids
 
 
 def test_what_a_template_looks_for_in_answers_is_no_marker() -> None:
