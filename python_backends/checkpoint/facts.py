@@ -123,8 +123,9 @@ def _contexts(values: Values, family: Family | None) -> tuple[int, int]:
     tokens = next((values.whole(name) for name in CONTEXT_NAMES if values.get(name)), 0)
     scaling = values.get("rope_scaling") or values.get("rope_parameters")
     is_fixed = family and (family.kinds_have_rotaries or family.positions)
+    longest = values.whole(family.longest, default=0) if family and family.longest else 0
     if not isinstance(scaling, dict) or not tokens or is_fixed:
-        return tokens, tokens
+        return tokens, max(tokens, longest)
     rope, kind = Values(values.path, scaling), rope_type(family, scaling)
     factor = max(1.0, rope.number("factor", 1.0)) if kind in ("yarn", "linear") else 1.0
     if kind == "yarn":
@@ -132,7 +133,7 @@ def _contexts(values: Values, family: Family | None) -> tuple[int, int]:
         original = values.whole("original_max_position_embeddings", default=inside)
         tokens = max(tokens, int(original * factor))
         return tokens, tokens
-    return tokens, int(tokens * factor)
+    return tokens, max(int(tokens * factor), longest)
 
 
 def _ends(values: Values) -> list[int]:

@@ -129,6 +129,7 @@ COHERE = _family(
     1e-5,
     defaults={**_TIED, "logit_scale": 0.0625},
     rope_theta=500_000.0,
+    longest="model_max_length",
     norm_kind=NormKind.LAYER,
     norm_eps="layer_norm_eps",
     feed_forward_norm="",

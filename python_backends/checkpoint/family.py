@@ -56,6 +56,7 @@ class Family:
     partial_rotary: float | None = None  # how much of a head turns; None: all of it in any checkpoint
     rotary_names: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     longrope_names: tuple[str, ...] = ("longrope",)
+    longest: str = ""  # the field of how many tokens may be set, where that is more than the context
     field_names: Mapping[str, str] = field(default_factory=dict)  # in its files, of those that have others
     widening: int = 0  # intermediate_size is so many times hidden_size where the file leaves it out; 0: never
     layer_kinds: LayerKinds = layer_kinds.all_full

@@ -240,6 +240,12 @@ def test_a_stretched_context_is_as_long_as_the_file_means(
     assert (facts.context, facts.longest) == tokens
 
 
+@pytest.mark.parametrize(("said", "longest"), [(4096, 4096), (128, 384), (None, 384)])
+def test_command_r_names_the_most_tokens_beside_a_shorter_context(said: int | None, longest: int) -> None:
+    facts = read_model_facts(ModelSource(config_of("cohere", model_max_length=said)))
+    assert (facts.context, facts.longest) == (384, longest)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tensors_of_a_model_are_those_of_transformers_module(name: str) -> None:
     model = build(name)
