@@ -11,9 +11,9 @@ from typing import Any
 
 from python_backends.checkpoint.hub_errors import HubError
 from python_backends.checkpoint.templates import FOR_TOOLS_FILE
+from python_backends.checkpoint.weight_files import FORMATS
 
 INDEX = ".index.json"  # of weights in several files: which tensor is in which
-FORMS = ("model.safetensors", "pytorch_model.bin")  # of weights; the first that there is
 TEXTS = (
     "config.json",
     "generation_config.json",
@@ -25,7 +25,7 @@ TEXTS = (
     "chat_template.jinja",
     FOR_TOOLS_FILE,
     "chat_template.json",
-    *(form + INDEX for form in FORMS),
+    *(form + INDEX for form in FORMATS),
 )
 MOST_NAMES = 8
 
@@ -38,7 +38,7 @@ def weights_of(names: Collection[str], directory: Path, gguf: str = "") -> list[
         if gguf not in names:
             raise HubError(f"has no file {gguf}; it has {_listed(_gguf_files(names)) or 'no GGUF files'}")
         return [gguf]
-    for form in FORMS:
+    for form in FORMATS:
         if form in names:
             return [form]
         if form + INDEX in names:
@@ -47,7 +47,7 @@ def weights_of(names: Collection[str], directory: Path, gguf: str = "") -> list[
     if len(files) > 1:
         raise HubError(f"has several GGUF files; add the name of one, as in ORG/NAME/{_listed(files)}")
     if not files:
-        raise HubError(f"has no weights that are served: no {', '.join(FORMS)}, and no GGUF file")
+        raise HubError(f"has no weights that are served: no {', '.join(FORMATS)}, and no GGUF file")
     return files
 
 

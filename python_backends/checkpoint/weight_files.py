@@ -23,7 +23,7 @@ from python_backends.checkpoint.tables import read_table
 if TYPE_CHECKING:
     import torch
 
-FORMATS = ("model.safetensors", "pytorch_model.bin")
+FORMATS = ("model.safetensors", "pytorch_model.bin")  # the first that there is
 HEADER_BYTES = 8  # the length of the header that follows them
 PICKLED = {  # PyTorch's names of types, as safetensors has them
     "float64": "F64",

@@ -810,4 +810,4 @@ def test_the_engine_says_why_it_has_no_layers(
     with caplog.at_level(logging.INFO, "gapless.instance"):
         engine = tiny("qwen3_moe").engine(block_tokens=32)
     assert "no layers of ours: they don't compute mixtures of experts" in caplog.text
-    assert not engine.has_layers
+    assert engine._layer_steps is None

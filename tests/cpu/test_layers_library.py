@@ -34,7 +34,7 @@ def test_without_a_compiler_it_says_so_and_torchs_operators_serve(
         engine = one.engine(block_tokens=32)
         answers = Serving(engine).run(random_requests(2))
     assert "no layers of ours: there is no C++ compiler: apt-get install g++ brings one" in caplog.text
-    assert not engine.has_layers
+    assert engine._layer_steps is None
     assert len(answers) == 2
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from python_backends.checkpoint.hub_errors import HubError, why
-from python_backends.checkpoint.hub_files import FORMS, weights_of
+from python_backends.checkpoint.hub_files import weights_of
 from python_backends.checkpoint.model_names import HubName, name_of, read_name
+from python_backends.checkpoint.weight_files import FORMATS
 from python_backends.settings import ROOT
 from tests.support.hub import COMMIT, StandInHub
 
@@ -287,7 +288,7 @@ def test_an_index_that_is_none_is_refused_by_its_name(tmp_path: Path, text: str)
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="has no weights that are served: no " + ", ".join(FORMS)):
+    with pytest.raises(HubError, match="has no weights that are served: no " + ", ".join(FORMATS)):
         weights_of(["config.json", "tf_model.h5"], tmp_path)
 
 

@@ -30,7 +30,7 @@ OF_FEW_BITS = {  # of GGUF, in a model of float32
 def load(path: str, dtype: str, weights: str) -> tuple[int, int]:
     """The most bytes that the process grew by, and the bytes of the weights that are served."""
     plain = TorchEngine(_settings(BUNDLED, dtype, weights))  # what any model needs once: code, trials
-    assert plain.has_layers
+    assert plain._layer_steps is not None
     del plain
     settings = _settings(path, dtype, weights)
     facts = facts_of(settings)
@@ -41,7 +41,7 @@ def load(path: str, dtype: str, weights: str) -> tuple[int, int]:
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM is VmRSS again
     engine = TorchEngine(settings)
     grown = _kib("VmHWM") - before
-    assert engine.has_layers
+    assert engine._layer_steps is not None
     stored = open_source(settings.model_directory).tensors
     return 1024 * grown, _served(facts, stored, dtype, weights)
 

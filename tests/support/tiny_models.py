@@ -420,7 +420,7 @@ class TinyModel:
     def layers_engine(self, **engine: Any) -> TorchEngine:
         """The torch engine with layers in C++."""
         made = self.engine(**{"block_tokens": 32} | engine)
-        assert made.has_layers
+        assert made._layer_steps is not None
         return made
 
     def engine_of(self, kind: str, **options: Any) -> Engine:

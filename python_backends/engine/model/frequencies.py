@@ -25,18 +25,10 @@ def frequencies(rope: Rope, declared_tokens: int) -> Tensor:
         return 1.0 / (factors * rope.theta**steps)
     if rope.type == "yarn":
         return _yarn(rope, rope.theta**steps)
-    plain = 1.0 / (_base(rope) ** steps)
+    plain = 1.0 / (rope.theta**steps)
     if rope.type == "linear":
         return plain / rope.factor
     return _llama3(rope, plain) if rope.type == "llama3" else plain
-
-
-def _base(rope: Rope) -> float:
-    """Of `dynamic` up to the length that the model was made for."""
-    if rope.type != "dynamic" or rope.rotated == 2:
-        return rope.theta
-    grown = (rope.factor * rope.original_tokens / rope.original_tokens) - (rope.factor - 1)
-    return float(rope.theta * grown ** (rope.rotated / (rope.rotated - 2)))
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:

@@ -203,11 +203,6 @@ class TorchEngine:
             self.launch(plan)
             self.collect()
 
-    @property
-    def has_layers(self) -> bool:
-        """Whether those in C++ compute its steps."""
-        return self._layer_steps is not None
-
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         if self._layer_steps is not None:
