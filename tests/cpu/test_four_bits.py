@@ -4,10 +4,8 @@ those of these numbers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -19,8 +17,7 @@ from python_backends.checkpoint.gguf.groups import groups_of
 from python_backends.checkpoint.source import Stored
 from python_backends.engine.cpu.library import library
 from python_backends.engine.model.four_bits import GROUP, LARGEST, in_groups, numbers
-from tests.support.model_source import facts_from
-from tests.support.rounded_head import with_rounded_head
+from tests.support.rounded_head import with_rounded_head, with_rounded_layers
 from tests.support.tiny_models import BY_LAYERS, INT8_REGRET, Serving, TinyModel, random_requests
 
 wanted = pytest.mark.skipif(library() is None, reason="wants a C++ compiler, and AVX2")
@@ -111,7 +108,7 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
         model, requests = tiny(name), random_requests(4, seed=3)
         engine = model.engine_of(kind, weights="int4", dtype="float32")
         answers = Serving(engine, token_budget=40).run(requests)
-        changed = with_rounded_weights(model.model)
+        changed = with_rounded_layers(model.model, rounded)
         changed = with_rounded_head(changed) if kind == "layers" else changed
         other = TinyModel(tmp_path / name, changed, model.agreement)
         other.check_all(requests, answers)
@@ -123,16 +120,6 @@ def test_tokens_in_bfloat16_are_nearly_as_good_as_those_of_the_same_weights_in_f
 ) -> None:
     model, requests = tiny("llama_tied"), random_requests(8, seed=8)
     answers = Serving(model.engine_of("layers", weights="int4", dtype="bfloat16")).run(requests)
-    changed = with_rounded_head(with_rounded_weights(model.model))
+    changed = with_rounded_head(with_rounded_layers(model.model, rounded))
     other = TinyModel(tmp_path, changed, model.agreement)
     other.check_rounding("4 bits, bfloat16", requests, answers, INT8_REGRET)
-
-
-def with_rounded_weights(model: Any) -> Any:
-    """transformers' model, each weight of a layer's products as what it is after rounding."""
-    changed, family = copy.deepcopy(model), facts_from(model).family
-    for weight in getattr(changed.base_model, family.layers).parameters():
-        if weight.ndim > 1:
-            plain = weight.detach()
-            weight.data = rounded(plain.T.contiguous()).T if family.inputs_first else rounded(plain)
-    return changed

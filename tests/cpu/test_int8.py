@@ -4,11 +4,9 @@ given with them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,8 +20,8 @@ from python_backends.engine.model.weights import take_layers
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
-from tests.support.model_source import facts_from, read_from
-from tests.support.rounded_head import with_rounded_head
+from tests.support.model_source import read_from
+from tests.support.rounded_head import with_rounded_head, with_rounded_layers
 from tests.support.tiny_models import (
     BY_LAYERS,
     INT8_REGRET,
@@ -115,7 +113,7 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
     """
     requests = random_requests(6, seed=3)
     answers = Serving(each.engine(weights="int8"), token_budget=40).run(requests)
-    rounded = TinyModel(tmp_path, _with_rounded_weights(each.model), each.agreement)
+    rounded = TinyModel(tmp_path, with_rounded_layers(each.model), each.agreement)
     rounded.check_all(requests, answers)
 
 
@@ -126,7 +124,7 @@ def test_layers_in_cpp_round_weights_only_too(
     """Rounded activations made nonsense of a published model."""
     model, requests = tiny(name), random_requests(6, seed=3)
     answers = Serving(model.layers_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
-    rounded = with_rounded_head(_with_rounded_weights(model.model))
+    rounded = with_rounded_head(with_rounded_layers(model.model))
     TinyModel(tmp_path, rounded, model.agreement).check_all(requests, answers)
 
 
@@ -166,20 +164,6 @@ def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert actual.dtype == dtype
     error = (actual.double() - expected).abs().max() / expected.abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 8e-3)
-
-
-def _with_rounded_weights(model: Any) -> Any:
-    """transformers' model, each weight of a layer's products as what it is after rounding."""
-    rounded = copy.deepcopy(model)
-    family = facts_from(model).family
-    for name, weight in getattr(rounded.base_model, family.layers).named_parameters():
-        if weight.ndim > 1 and not name.endswith("mlp.gate.weight"):  # neither a vector nor a router
-            plain = weight.detach().T if family.inputs_first else weight.detach()
-            linear = quantise(Linear(plain, None))
-            assert linear.scale is not None
-            changed = linear.weight * linear.scale[..., None]
-            weight.data = changed.T if family.inputs_first else changed
-    return rounded
 
 
 def _products(layer: Layer) -> list[Linear]:
