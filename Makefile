@@ -1,6 +1,6 @@
 # Two commands: `make serve` and `make test`. Everything else is for those who work on Gapless.
 PY := .venv/bin/python
-# of the environment these are others': WSL sets NAME
+# these are taken from the command line alone: WSL sets NAME in the environment
 $(foreach name,DATA NAME,$(if $(filter command,$(origin $(name))),,$(eval override $(name) :=)))
 # recipes get these as variables of the shell, with spaces, quotes and $ as they were given
 $(foreach name,MODEL DEVICE DTYPE SLOTS SET DATA NAME,$(eval override export $(name) := $$(value $(name))))

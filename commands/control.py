@@ -170,7 +170,7 @@ def _result(directory: Path, order: Order, longest_s: float = LONGEST_RESTART_S)
             text = f"the scheduler model does not answer ({error.strerror or error})"
         except KeyboardInterrupt:
             if order.what not in SHOWN:
-                print("the order stays; nobody waits for it any more", file=sys.stderr)
+                print("the order stays; this command no longer waits for it", file=sys.stderr)
             raise
         if left_s <= 0:
             raise RefusedOrderError(text)

@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 
 class NamesFailures:
-    """Whoever ends a run before its end knows what had failed by then."""
+    """Names each failed test at once: a run that is stopped early has said what failed."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

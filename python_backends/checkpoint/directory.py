@@ -126,6 +126,6 @@ def _cut_as_trained(tokenizer: Tokenizer) -> None:
     from it; Mistral trained them with Tekken's.
     """
     steps = tokenizer.pre_tokenizer and json.loads(tokenizer.pre_tokenizer.__getstate__())
-    first = (steps or {}).get("pretokenizers", [{}])[0]
+    first = ((steps or {}).get("pretokenizers") or [{}])[0]
     if first.get("pattern") == {"Regex": LLAMA3} and tokenizer.token_to_id(INST) == INST_ID:
         tokenizer.pre_tokenizer[0] = Split(Regex(TEKKEN), "isolated")

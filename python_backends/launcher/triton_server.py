@@ -167,11 +167,11 @@ class TritonServer:
                 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
             )
 
-        def beside() -> None:
+        def while_it_loads() -> None:
             self._stubs.forget([model])  # it is silent while it is loaded
             meanwhile()
 
-        done = slow_call(load_again, beside, MEANWHILE_S)
+        done = slow_call(load_again, while_it_loads, MEANWHILE_S)
         self._stubs.forget([model])
         return done
 

@@ -102,7 +102,7 @@ WORDS = "getUserName's HTTPServer 2026, path/to//\n\nISN'T naïveÉtat"
 
 
 def cut_as_llama3(directory: Path, specials: list[str]) -> Path:
-    """A checkpoint with so many tokens that transformers may take them for Mistral's."""
+    """A checkpoint of more than 100,000 tokens: transformers takes only such a vocabulary for Mistral's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -130,6 +130,13 @@ def test_words_of_llama_3_beside_the_vocabulary_of_mistral_are_mistrals(tmp_path
     )
     ids = open_source(directory).tokenizer().encode(WORDS).ids
     assert ids == right(WORDS).input_ids != wrong(WORDS).input_ids
+
+
+def test_a_tokenizer_without_a_step_before_its_merges_is_read(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert open_source(tmp_path).tokenizer().encode("a").ids == [0]
 
 
 def test_words_of_llama_3_beside_another_vocabulary_stay(tmp_path: Path) -> None:
