@@ -45,7 +45,7 @@ class Environment:
 
 
 def ready(name: str) -> Environment:
-    """Returns the environment of an engine; the project's own for engines without a list of packages."""
+    """Returns the environment of such a list of packages; the project's own if there is no such list."""
     lock = LOCKS / f"{name}.lock"
     if not lock.exists():
         return Environment()
@@ -59,7 +59,7 @@ def ready(name: str) -> Environment:
 
 def make_if_needed(name: str, lock: Path, folder: Path) -> None:
     built = " ".join((LLAMA_CPP, *LLAMA_PROGRAMS)).encode() * (name == "llama_cpp")
-    digest = hashlib.sha256(lock.read_bytes() + built).hexdigest()
+    digest = hashlib.sha256(packages_of(lock).encode() + built).hexdigest()
     made = folder / "made"
     if not made.exists() or made.read_text() != digest:
         make(name, lock, folder)
@@ -71,7 +71,7 @@ def make(name: str, lock: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin" / "python"
     run(getattr(sys, "_base_executable", sys.executable), "-m", "venv", folder)
-    for torch in (line for line in lock.read_text().splitlines() if line.startswith("torch==")):
+    for torch in (line for line in packages_of(lock).splitlines() if line.startswith("torch==")):
         run(
             python,
             "-m",
@@ -87,6 +87,13 @@ def make(name: str, lock: Path, folder: Path) -> None:
     run(python, "-m", "pip", "install", "--no-deps", "-r", lock)
     if name == "llama_cpp":
         build_llama_cpp(python, folder)
+
+
+def packages_of(lock: Path) -> str:
+    """Returns the lines of a list, with those of the list that its first line adds to."""
+    text = lock.read_text()
+    other, _, own = text.removeprefix("-r ").partition("\n") if text.startswith("-r ") else ("", "", text)
+    return (packages_of(lock.with_name(other)) if other else "") + own
 
 
 def build_llama_cpp(python: Path, folder: Path) -> None:
@@ -115,7 +122,7 @@ def build_llama_cpp(python: Path, folder: Path) -> None:
 
 def variables(name: str, folder: Path) -> dict[str, str]:
     """Returns the environment variables of a peer's process."""
-    if name != "vllm":
+    if not name.startswith("vllm"):
         return {}
     cores = sorted(os.sched_getaffinity(0))
     return {
@@ -130,15 +137,16 @@ def variables(name: str, folder: Path) -> dict[str, str]:
     }
 
 
-def vllm_variants() -> dict[str, dict[str, str]]:
-    """Returns the ways to run vLLM that are tried, with the variables that differ. Makes its environment.
+def vllm_variants(name: str) -> dict[str, dict[str, str]]:
+    """Returns the ways to run vLLM that are tried, with the variables that differ. Makes the environment of
+    that name.
 
     Its image preloads tcmalloc, which does not ask for large pages; glibc's allocator does. Its engine runs
     in the client's process or in its own. (VLLM_CPU_SGL_KERNEL was removed in vLLM 0.32, which uses these
     kernels by default if there is AMX.)
     """
-    ready("vllm")
-    openmp, tcmalloc = intel_openmp(FOLDER / "vllm"), find_tcmalloc()
+    ready(name)
+    openmp, tcmalloc = intel_openmp(FOLDER / name), find_tcmalloc()
     allocators = {"glibc": str(openmp)} | ({"tcmalloc": f"{tcmalloc}:{openmp}"} if tcmalloc else {})
     return {
         f"{allocator}, {count}": {"LD_PRELOAD": preloaded, "VLLM_ENABLE_V1_MULTIPROCESSING": flag}

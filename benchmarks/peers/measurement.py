@@ -153,7 +153,7 @@ class Measurement:
         self.chosen: dict[str, str] = {}
         self._case, self._rounds, self._token_budgets, self._tries = case, rounds, token_budgets, tries
         self._refused: set[str] = set()
-        self._best: dict[tuple[str, str], dict[str, str]] = {}  # variables by shape and worker
+        self._best: dict[tuple[str, str], dict[str, str]] = {}  # variables by shape and engine
 
     def compare_tokens(self, engines: Iterable[str]) -> None:
         """Leaves out those whose float32 tokens are not the reference's."""
@@ -184,7 +184,7 @@ class Measurement:
             print(f"{shape}, weights {weights}: making the model", flush=True)
             make(shape, case.dtype if weights == "same" else "float32", directory)
             chosen = [
-                replace(each, variables=self._best_variant(case, each.worker, directory)) for each in setups
+                replace(each, variables=self._best_variant(case, each.engine, directory)) for each in setups
             ]
             with self._engines(case, directory) as peers:
                 peers.start(chosen)
@@ -233,23 +233,23 @@ class Measurement:
             finally:
                 process.close()
 
-    def _best_variant(self, case: Case, worker: str, directory: Path) -> dict[str, str]:
+    def _best_variant(self, case: Case, engine: str, directory: Path) -> dict[str, str]:
         """Returns the variables of the variant with the most tokens per second in a short trial, once for
         each shape.
         """
-        key = case.shape, worker
+        key = case.shape, engine
         if key not in self._best:
-            self._best[key] = self._tried(case, worker, directory)
+            self._best[key] = self._tried(case, engine, directory)
         return self._best[key]
 
-    def _tried(self, case: Case, worker: str, directory: Path) -> dict[str, str]:
+    def _tried(self, case: Case, engine: str, directory: Path) -> dict[str, str]:
         try:
-            found = variants(SETUPS[worker])
+            found = variants(SETUPS[engine])
         except CANNOT:
             return {}
         if len(found) == 1 or not self._tries:
             return found[0].variables
-        print(f"{case.shape} {worker}: a trial of {len(found)} variants", flush=True)
+        print(f"{case.shape} {engine}: a trial of {len(found)} variants", flush=True)
         work = replace(case.work, jobs=case.work.jobs[: len(case.work.jobs) // 2])
         with self._engines(replace(case, work=work, at_once=(work.in_flight,)), directory) as peers:
             peers.start(found)
@@ -258,11 +258,11 @@ class Measurement:
             name: [row.tok_s for row in rows if row.engine == name]
             for name in dict.fromkeys(row.engine for row in rows)
         }
-        self.trials |= {case.shape: speeds}
+        self.trials.setdefault(case.shape, {}).update(speeds)
         if not speeds:
             return found[0].variables
         best = max(speeds, key=lambda name: sum(speeds[name]))
-        self.chosen[f"{case.shape}: {worker}"] = best
+        self.chosen[f"{case.shape}: {engine}"] = best
         print(f"{case.shape}: chosen: {best}", flush=True)
         return next(each.variables for each in found if best.endswith(each.variant))
 

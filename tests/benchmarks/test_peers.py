@@ -31,7 +31,7 @@ from benchmarks.peers import environments, setups
 from benchmarks.peers import measurement as peers
 from benchmarks.peers import process as engine_process
 from benchmarks.peers.check import Agreement
-from benchmarks.peers.environments import Environment, vllm_variants
+from benchmarks.peers.environments import Environment, packages_of, vllm_variants
 from benchmarks.peers.measurement import LeftOut, Measurement, Peers, rotated
 from benchmarks.peers.process import EngineProcess, engine_class, read_work
 from benchmarks.peers.report import (
@@ -47,6 +47,7 @@ from benchmarks.peers.report import (
     table,
 )
 from benchmarks.peers.setups import SETUPS, Setup, default_engines, setups_of
+from benchmarks.peers.workers import amd_pace
 
 
 class OneTokenAStep:
@@ -340,7 +341,7 @@ def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(
     for name in SETUPS:
         process = EngineProcess(SETUPS[name], tmp_path, "bfloat16", Work([], 1))
         process.close()
-        assert process.versions == {"tunables": "glibc.malloc.hugetlb=1", "own": SETUPS[name].worker}
+        assert process.versions == {"tunables": "glibc.malloc.hugetlb=1", "own": SETUPS[name].engine}
 
 
 def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_process(
@@ -351,7 +352,7 @@ def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_proces
     (tmp_path / "vllm" / "lib").mkdir(parents=True)
     (tmp_path / "vllm" / "lib" / "libiomp5.so").touch()
     monkeypatch.setattr(environments, "find_tcmalloc", lambda: Path("/lib/libtcmalloc_minimal.so.4"))
-    found = vllm_variants()
+    found = vllm_variants("vllm")
     assert list(found) == [
         "glibc, in the client's process",
         "glibc, in processes of its own",
@@ -363,7 +364,34 @@ def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_proces
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }
     monkeypatch.setattr(environments, "find_tcmalloc", lambda: None)
-    assert list(vllm_variants()) == ["glibc, in the client's process", "glibc, in processes of its own"]
+    assert list(vllm_variants("vllm")) == ["glibc, in the client's process", "glibc, in processes of its own"]
+
+
+def test_a_list_of_packages_adds_to_another_one(tmp_path: Path):
+    (tmp_path / "one.lock").write_text("torch==1\na==1\n")
+    (tmp_path / "two.lock").write_text("-r one.lock\nb==1\n")
+    assert packages_of(tmp_path / "one.lock") == "torch==1\na==1\n"
+    assert packages_of(tmp_path / "two.lock") == "torch==1\na==1\nb==1\n"
+
+
+def test_amds_engines_are_compared_where_they_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(setups, "is_amd", lambda: False)
+    assert default_engines("SmolLM2") == ["gapless", "openvino", "vllm", "llama_cpp"]
+    monkeypatch.setattr(setups, "is_amd", lambda: True)
+    names = default_engines("SmolLM2")
+    assert names[4:] == ["vllm_zentorch", "amd_pace"]
+    assert [each.name for each in setups_of(names[4:], [512], "int8")] == ["vllm_zentorch W8A8"]
+
+
+def test_ids_of_pace_are_read_from_lines_that_come_in_any_pieces():
+    streams, timing = amd_pace.Streams(1, 0), Timing(0.0, [])
+    answer = b"HTTP/1.1 200 OK\r\n\r\n4\r\n17 5\n\r\n4\r\n101\n\r\n7\r\n[DONE]\n\r\n0\r\n\r\n"
+    streams._read([(float(at), answer[at : at + 1]) for at in range(len(answer))], timing)
+    assert timing.ids == [17, 5, 101]
+    assert timing.tokens == [answer.index(b"\n", answer.index(b"17"))] * 2 + [answer.index(b"101") + 3]
+    with pytest.raises(RuntimeError, match="error"):
+        streams._read([(0.0, b"6\r\nERROR\n\r\n")], Timing(0.0, []))
+    streams.close()
 
 
 def agreement(engine: str, same: int, *, must_agree: bool = True) -> Agreement:

@@ -92,7 +92,7 @@ class Engine:
         )
         self.pid = self._process.pid
         self._port = port
-        await_health(port)
+        await_health(port, "/health", "llama-server")
 
     def run(self, work: Work) -> list[Timing]:
         always = {
@@ -140,12 +140,12 @@ def forced(prompt: Sequence[int], token: int) -> dict[str, Any]:
     }
 
 
-def await_health(port: int) -> None:
+def await_health(port: int, path: str, program: str) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise RuntimeError(f"llama-server was not ready within {READY_S} s")
+    raise RuntimeError(f"{program} was not ready within {READY_S} s")
