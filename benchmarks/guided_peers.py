@@ -1,13 +1,12 @@
 """What it costs engines that every answer follows a JSON schema, in turn in one run.
 
-    python -m benchmarks.guided_peers --model DIRECTORY --json benchmarks/results/guided_peers.json
+    python -m benchmarks.guided_peers --json benchmarks/results/guided_peers.json
 
 Gapless's loop with llguidance, vLLM with xgrammar, and llama.cpp's server with its own grammars, as `peers`
-runs them (vLLM as its trial mostly chose: glibc's allocator, in the client's process). `--model` is a
-checkpoint of Qwen2's or Llama's architecture in safetensors, with a chat template. The same chats for all,
-greedy, 64 tokens an answer; the schema asks for more. 1, 4 and 16 are asked at once, with it and without;
-each round begins with another engine, after a short one that warms up. `records`: how many items of the last
-round are whole, and so valid by `jsonschema`; the others are cut.
+runs them (vLLM as its trial mostly chose: glibc's allocator, in the client's process), with SmolLM2. The same
+chats for all, greedy, 64 tokens an answer; the schema asks for more. 1, 4 and 16 are asked at once, with it
+and without; each round begins with another engine, after a short one that warms up. `records`: how many items
+of the last round are whole, and so valid by `jsonschema`; the others are cut.
 """
 
 from __future__ import annotations
@@ -26,13 +25,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.work import Timing, Work
+from benchmarks.common.models import make_published
+from benchmarks.common.work import PUBLISHED, Timing, Work
 from benchmarks.guided_cost import RECORD, chats, listed
 from benchmarks.peers.__main__ import names_of
 from benchmarks.peers.measurement import CANNOT, REST_S, rotated
 from benchmarks.peers.process import EngineProcess, prepare_model
 from benchmarks.peers.setups import SETUPS
 from benchmarks.results_file import table, write_result
+from commands.model import located
+from python_backends.settings import ModelSettings, Settings
 from python_backends.text.checkpoint import read_checkpoint
 
 ENGINES = {name: SETUPS[name] for name in ("gapless", "vllm", "llama_cpp")}
@@ -136,26 +138,24 @@ def num_records(text: str) -> int:
 
 def main() -> None:
     parser = command_line(__doc__, quick="one round of short answers: does it run at all?")
-    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--only", help=f"engines, of {', '.join(ENGINES)}; all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     asked = parser.parse_args()
     names = names_of(ENGINES, asked.only) if asked.only else list(ENGINES)
-    checkpoint = read_checkpoint(asked.model)
+    checkpoint = read_checkpoint(located(Settings(model=ModelSettings(directory="auto"))).model_directory)
     work = chats(checkpoint, max(REQUESTS.values()))
     work = short(work) if asked.quick else work
     rounds = 1 if asked.quick else asked.rounds
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
-        for path in asked.model.resolve().iterdir():  # conversions are written beside them
-            (directory / path.name).symlink_to(path)
+        make_published(asked.dtype, directory)
         with started(names, directory, asked.dtype, work) as engines:
             versions = {name: each.versions for name, each in engines.items()}
             passes = measure(engines, work, rounds)
     rows = rows_of(passes, checkpoint.tokenizer)
     if asked.json:
-        said = {"model": asked.model.name, "rounds": rounds, "dtype": asked.dtype, "environments": versions}
+        said = {"model": PUBLISHED, "rounds": rounds, "dtype": asked.dtype, "environments": versions}
         write_result(asked.json, {**said, "rows": rows})
     print(table(rows))
 
