@@ -14,6 +14,7 @@ from pathlib import Path
 import setproctitle
 import uvicorn
 
+from client.channel import VARIABLES
 from front.app import App
 from front.attempts import Patience
 from front.connections import Connection
@@ -119,6 +120,8 @@ def main(run_directory: Path, number: int = 0) -> int:
     lines.addHandler(logging.StreamHandler(sys.stderr))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     signal.signal(ASK, lambda *_: sys.exit(0))  # until it serves
+    for proxy in VARIABLES:  # it asks Triton alone, which is on this host
+        os.environ.pop(proxy, None)
     try:
         asyncio.run(serve(read_settings(run_directory / SETTINGS), run_directory, number))
     except (SettingsError, CheckpointError, OSError) as error:

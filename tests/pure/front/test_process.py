@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from client.channel import VARIABLES
 from front.__main__ import tls_files
 from front.health import is_healthy
 from front.model import Model
@@ -59,6 +60,16 @@ def test_files_of_tls_that_can_not_be_used_are_named(tmp_path: Path) -> None:
 def test_it_brings_no_torch_along() -> None:
     code = "import sys, front.__main__; assert not {'torch', 'transformers'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_it_asks_through_no_proxy(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from client.channel import VARIABLES;"
+        " from front.__main__ import main; main(Path(sys.argv[1]));"
+        " sys.exit(any(name in os.environ for name in VARIABLES))"
+    )
+    environment = {**os.environ, **dict.fromkeys(VARIABLES, "http://127.0.0.1:1")}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True, cwd=ROOT)
 
 
 def test_grpc_knows_the_experiment_that_the_front_does_without() -> None:
