@@ -6,6 +6,7 @@ Four steps show the way, and teach little: docs/finetuning.md has the whole trai
 
 import json
 import os
+import sys
 import time
 
 from openai import OpenAI
@@ -37,6 +38,8 @@ while job.status not in ("succeeded", "failed", "cancelled"):
     job = client.fine_tuning.jobs.retrieve(job.id)
 for event in reversed(client.fine_tuning.jobs.list_events(job.id).data):
     print(event.message)
+if job.fine_tuned_model is None:
+    sys.exit(job.error.message if job.error else "the events say why there is no model to ask")
 answer = client.chat.completions.create(
     model=job.fine_tuned_model, messages=[{"role": "user", "content": "Shout: river"}], max_tokens=10
 )

@@ -34,7 +34,7 @@ from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.export import export
 from python_backends.finetuning.publish import NOT_SERVED
-from python_backends.finetuning.watchers import SERVE, refusals, watchers
+from python_backends.finetuning.watchers import refusals, watchers
 from python_backends.launcher.address import asked_at
 from python_backends.settings import (
     ServerSettings,
@@ -98,7 +98,8 @@ def _check_servers(directory: Path) -> None:
     if found and "" not in found:
         raise jobs.JobError(f"no job was made. {found[0]}")
     if not found:
-        print(f"no server looks for jobs in {directory} yet; one that trains: {SERVE}", file=sys.stderr)
+        said = "one with adapters.directory trains them and serves what they have trained"
+        print(f"no server looks for jobs in {directory} yet; {said}", file=sys.stderr)
 
 
 def _server(directory: Path) -> ServerSettings | None:

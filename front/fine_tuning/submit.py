@@ -18,7 +18,7 @@ import msgspec
 
 from front.errors import INVALID, ProblemError
 from front.fine_tuning.asks import FIELDS
-from python_backends.finetuning.watchers import SERVE
+from python_backends.linux.files import is_writable
 from python_backends.settings import ROOT, Settings
 
 log = logging.getLogger("gapless.front")
@@ -28,12 +28,17 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # the 
 
 
 def check_trains(settings: Settings) -> None:
-    """Raises ProblemError where this server trains nothing."""
-    if settings.adapters.directory and settings.finetuning.enabled:
+    """Raises ProblemError where this server trains nothing, or could not serve what it has trained."""
+    directory = settings.adapters_directory
+    if directory is None:
+        why = "adapters.directory is not set"
+    elif not settings.finetuning.enabled:
+        why = "finetuning.enabled is not set"
+    elif not is_writable(directory):
+        why = "adapters.directory can't be written"
+    else:
         return
-    name = "finetuning.enabled" if settings.adapters.directory else "adapters.directory"
-    said = f"this server trains nothing, because {name} is not set; one that trains: {SERVE}"
-    raise ProblemError(400, said, "training_is_off")
+    raise ProblemError(400, f"this server trains nothing, because {why}", "training_is_off")
 
 
 class Submitting:

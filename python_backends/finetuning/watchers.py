@@ -14,14 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from python_backends.settings import IS_INSTALLED, ServerSettings
+from python_backends.settings import ServerSettings
 
 USUAL = ServerSettings()
-SERVE = (  # a server that trains
-    "gapless serve --set adapters.directory=adapters"
-    if IS_INSTALLED
-    else "make serve SET=adapters.directory=adapters"
-)
 
 
 class Watcher(NamedTuple):

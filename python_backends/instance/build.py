@@ -19,7 +19,6 @@ from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, FollowsGuides, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
-from python_backends.finetuning.watchers import SERVE
 from python_backends.guides.guides import Guides
 from python_backends.guides.vocabulary import Vocabulary
 from python_backends.instance.adapter_files import AdapterFiles
@@ -133,9 +132,9 @@ def _refusal(settings: Settings) -> str:
             return f"model.directory = '{settings.model_directory}': mixtures of experts are not trained"
     return (
         f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}', model.weights ="
-        f" '{settings.model.weights}', engine.cuda_graphs = '{settings.engine.cuda_graphs}': {TRAINS}. End"
-        f" the server and start it with\n  {SERVE}\nor train without one: add --alone to submit (with make:"
-        " ARGS=--alone)"
+        f" '{settings.model.weights}', engine.cuda_graphs = '{settings.engine.cuda_graphs}': {TRAINS}.\n"
+        "Start the server so, with adapters.directory, or train without one: add --alone to submit (with"
+        " make: ARGS=--alone)"
     )
 
 

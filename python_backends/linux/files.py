@@ -61,6 +61,17 @@ def locked_file(path: Path) -> BinaryIO | None:
     return file
 
 
+def nearest(path: Path) -> Path:
+    """Returns the path, or the first of its parents that exists. What may not be looked at does not."""
+    return next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether files can be made in it, or it can be made."""
+    found = nearest(directory)
+    return found.is_dir() and os.access(found, os.W_OK | os.X_OK)
+
+
 def sync(path: Path) -> None:
     """What was written to the file or directory is on the disk."""
     number = os.open(path, os.O_RDONLY)

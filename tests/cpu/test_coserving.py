@@ -506,7 +506,8 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     while not (said := refusals(jobs_directory(own))):
         assert time.monotonic() < until_s
     watch.close()
-    assert "make serve SET=adapters.directory=adapters" in said[0]
+    assert "the torch engine trains" in said[0]
+    assert "with adapters.directory" in said[0]
     refusing = JobWatch(tmp_path, None, said[0], lambda: None)
     with announced(tmp_path, ""):
         refusing.look()

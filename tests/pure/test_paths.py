@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,33 @@ def test_a_directory_that_is_not_there_is_refused(name: str) -> None:
         check(**{name: "/nonexistent"})
 
 
-@pytest.mark.parametrize("name", ["prediction.directory", "front.directory", "finetuning.directory"])
+WRITTEN = ["prediction.directory", "front.directory", "finetuning.directory", "adapters.directory"]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("below", ["", "/model/jobs"])
 def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path, name: str, below: str) -> None:
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(SettingsError, match=f"{name} = '{path}{below}': {path} is not a directory"):
         check(**{name: f"{path}{below}"})
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_directory_that_can_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    with caplog.at_level(logging.WARNING):
+        check(**{name: f"{tmp_path}/a"})
+    assert caplog.messages == [
+        f"{name} = '{tmp_path}/a': {tmp_path} can't be written, so nothing new is kept there"
+    ]
+
+
+def test_where_nothing_is_trained_adapters_may_lie_on_a_disk_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    check(adapters__directory=str(tmp_path), finetuning__enabled="false")
+    assert caplog.messages == []

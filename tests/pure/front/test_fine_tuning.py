@@ -135,6 +135,15 @@ def test_without_adapters_the_setting_that_is_missing_is_named(sdk: openai.OpenA
     assert error.value.code == "training_is_off"
 
 
+def test_a_directory_of_adapters_that_can_not_be_written_is_named_before_anything_is_trained(
+    trains: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(openai.BadRequestError, match=r"adapters\.directory can't be written") as error:
+        trains.fine_tuning.jobs.create(model=NAME, training_file="file-1")
+    assert error.value.code == "training_is_off"
+
+
 def test_events_and_saved_states_are_there_page_by_page(trains: openai.OpenAI, directory: Path) -> None:
     job = queued(directory)
     for number in range(5):
