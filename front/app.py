@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from front.queue import Queue
 from front.shared_metrics import SharedMetrics
 from front.tinker.routes import TinkerRoutes
 from front.tokenizing import Tokenizing
+from python_backends.checkpoint.places import place_of
 from python_backends.launcher.address import is_loopback
 from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
@@ -88,8 +90,9 @@ class App:
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
         kept = WRITTEN / settings.front.directory
-        files, batches = Files(kept / "files"), BatchStore(kept / "batches" / model.key)
-        corrections = Corrections(kept / "corrections" / model.key)
+        place = partial(place_of, model=settings.model_directory, num_digits=8)
+        files, batches = Files(kept / "files"), BatchStore(place(kept / "batches"))
+        corrections = Corrections(place(kept / "corrections"))
         submitting = Submitting(settings)
         self.corrections = CorrectionWork(settings, model, corrections, submitting)
         asked = {path: self._asked(POSTS[path]) for path in BATCHED}

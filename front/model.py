@@ -36,7 +36,6 @@ class Model:
         self.made_s = int(time.time())
         self.checkpoint = read_checkpoint(directory)
         source = open_source(directory)
-        self.key = f"{name_of(directory)}-{source.digest()[:8]}"  # of its content, too
         self.defaults = defaults({**sampling(directory), **source.generation})
         self._answer = source.texts.get("response_template")
         self.end_ids = frozenset(self.checkpoint.eos_ids)

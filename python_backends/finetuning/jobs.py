@@ -19,8 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from python_backends.checkpoint.model_names import name_of
-from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.places import place_of
 from python_backends.finetuning import ask_files, examples
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.examples import Examples
@@ -46,8 +45,7 @@ class JobError(ValueError):
 
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
-    model = settings.model_directory
-    return settings.finetuning_directory / f"{name_of(model)}-{open_source(model).digest()[:8]}"
+    return place_of(settings.finetuning_directory, settings.model_directory, 8)
 
 
 class Job:

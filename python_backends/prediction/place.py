@@ -10,19 +10,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from python_backends.checkpoint.model_names import name_of
-from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.places import place_of
 from python_backends.settings import Settings
 
 
 def directory_of(settings: Settings) -> Path:
-    """The directory of the served model. The name before the digest is only for
-    readers: a renamed model keeps its directory.
-    """
-    parent, model = settings.prediction_directory, settings.model_directory
-    digest = open_source(model).digest()
-    known = sorted(parent.glob(f"*-{digest}"))
-    return known[0] if known else parent / f"{name_of(model)}-{digest}"
+    """Of the served checkpoint."""
+    return place_of(settings.prediction_directory, settings.model_directory)
 
 
 def adopt(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_all_requests_of_a_file_are_answered_at_the_least_priority(
     assert {asked["request_priority"] for asked in ensemble.asked} == {LEAST}
     assert sdk.files.retrieve(batch.output_file_id).purpose == "batch_output"
     assert [each.id for each in sdk.batches.list()] == [made.id]
+
+
+def test_a_model_that_is_renamed_keeps_its_batches(
+    ensemble: Ensemble, model: Path, tmp_path: Path, scheduler: Scheduler
+) -> None:
+    found = []
+    for directory in (model, Path(shutil.copytree(model, tmp_path / "renamed"))):
+        front = Front(ensemble, directory, tmp_path, Keys(()))
+        with openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0) as sdk:
+            if directory == model:
+                created(sdk, line(0))
+            found.append([each.id for each in sdk.batches.list()])
+        front.close()
+    first, renamed = found
+    assert first == renamed != []
 
 
 @pytest.mark.parametrize("url", [CHAT, "/v1/responses"])

@@ -1,4 +1,4 @@
-"""Each checkpoint has its own log and forests, whatever path it is mounted at."""
+"""Each checkpoint has its own log, forests and jobs, whatever path it is mounted at."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from python_backends.checkpoint.digests import NUM_SAMPLES, SAMPLE_BYTES
 from python_backends.checkpoint.opening import open_source
+from python_backends.finetuning.jobs import jobs_directory
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.settings import Settings, load
 
@@ -28,8 +29,8 @@ def write_model(directory: Path, weights: bytes = WEIGHTS, hidden: int = 8) -> P
 
 
 def settings_of(model: Path, learned: Path) -> Settings:
-    overrides = {"model.directory": str(model), "prediction.directory": str(learned)}
-    return load(ROOT / "gapless.toml", overrides)
+    kept = dict.fromkeys(("prediction.directory", "finetuning.directory"), str(learned))
+    return load(ROOT / "gapless.toml", {"model.directory": str(model), **kept})
 
 
 def test_two_models_in_turn_at_the_same_path_are_kept_apart(tmp_path: Path) -> None:
@@ -45,12 +46,19 @@ def test_two_models_in_turn_at_the_same_path_are_kept_apart(tmp_path: Path) -> N
     assert all(place.name.startswith("model-") for place in places)
 
 
-def test_a_model_that_is_moved_or_renamed_keeps_what_was_learned(tmp_path: Path) -> None:
-    place = directory_of(settings_of(write_model(tmp_path / "a/qwen"), tmp_path / "data"))
+@pytest.mark.parametrize("kept", [directory_of, jobs_directory])
+def test_a_model_that_is_moved_or_renamed_keeps_what_was_learned_and_its_jobs(
+    tmp_path: Path, kept: Callable[[Settings], Path]
+) -> None:
+    place = kept(settings_of(write_model(tmp_path / "a/qwen"), tmp_path / "data"))
     assert place.name.startswith("qwen-")
     place.mkdir(parents=True)
     shutil.copytree(tmp_path / "a/qwen", tmp_path / "b/renamed")
-    assert directory_of(settings_of(tmp_path / "b/renamed", tmp_path / "data")) == place
+    renamed = settings_of(tmp_path / "b/renamed", tmp_path / "data")
+    assert kept(renamed) == place
+    named = place.with_name(place.name.replace("qwen", "renamed"))
+    named.mkdir()
+    assert kept(renamed) == named, "what is there under its own name goes first"
 
 
 CHANGES: dict[str, Callable[[bytes], bytes]] = {
