@@ -29,6 +29,7 @@ class SchedulerMetrics:
         self._metrics = metrics
         self._table = table
         self._loads = loads
+        self._take_launchers()  # before the first export: a start time of 0 would count as a restart
         self._export = MetricsExport(metrics)
         self._tell_at_s = time.monotonic() + LONG_WAIT_S
 
@@ -41,10 +42,7 @@ class SchedulerMetrics:
         """Sets the gauges, and begins to export what has changed."""
         gauge = self._metrics.gauge
         self._loads.export()
-        start_time_s, restarts = read_restarts(Board.inherited())
-        gauge("gapless_start_time_seconds", start_time_s)
-        for process, count in restarts.items():
-            self._metrics.total("gapless_restarts_total", count, (("process", process),))
+        self._take_launchers()
         gauge("gapless_requests_waiting", max(0, len(self._table) - self._loads.num_running))
         waiting = self._table.waiting(self._loads.wait_reasons)
         for reason, count in waiting.items():
@@ -59,6 +57,13 @@ class SchedulerMetrics:
         began_ns = time.monotonic_ns()
         self._export.go_on(TRIPS_A_TURN)
         self._table.server_answered(began_ns)
+
+    def _take_launchers(self) -> None:
+        """The counts of the launcher, and when it was started."""
+        start_time_s, restarts = read_restarts(Board.inherited())
+        self._metrics.gauge("gapless_start_time_seconds", start_time_s)
+        for process, count in restarts.items():
+            self._metrics.total("gapless_restarts_total", count, (("process", process),))
 
     def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
         """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""

@@ -18,6 +18,7 @@ from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.watching.board import MAX_INSTANCES
+from python_backends.watching.launcher_record import LauncherRecord
 from python_backends.watching.metrics import TIMESTAMP, Metrics
 
 LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
@@ -80,6 +81,15 @@ def test_a_gauge_that_was_infinite_shows_a_number_again(server: None) -> None:
         export.export()
         assert Family.numbers["gapless_instance_freeness_tokens"].value == freeness
     assert Family.numbers["gapless_dispatches_total"].value == 6
+
+
+def test_the_first_export_has_the_start_of_the_launcher(server: None, launcher: LauncherRecord) -> None:
+    """A start time of 0 before it would be two changes, where GaplessRestartsOften counts one restart."""
+    from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
+
+    nothing: Any = None
+    SchedulerMetrics(Metrics(), nothing, nothing)
+    assert Family.numbers["gapless_start_time_seconds"].value > 1.7e9
 
 
 def test_many_numbers_are_exported_some_at_a_time_and_the_time_when_they_were_read_is_the_last(
