@@ -148,6 +148,13 @@ def test_all_hosts_of_ray_have_the_same_version_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
+def test_a_mirror_of_the_hub_and_proxies_are_passed_on_where_they_are_set(name: str) -> None:
+    """huggingface_hub takes an empty HF_ENDPOINT for the hub's address."""
+    passed_on = {variable for variable, value in SERVICES[name]["environment"].items() if value is None}
+    assert passed_on == {"HF_ENDPOINT", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_it_starts_without_a_key(name: str) -> None:
     environment = SERVICES[name]["environment"]
     assert environment["GAPLESS_API_KEY"] == ""
