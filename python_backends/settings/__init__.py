@@ -4,7 +4,7 @@ Any room may read them; they do not change after the start.
 """
 
 from python_backends.settings.all_settings import AUTO, BUNDLED, BUNDLED_DIRECTORY, Settings
-from python_backends.settings.folders import IS_INSTALLED, ROOT, WRITTEN, configuration
+from python_backends.settings.folders import IS_CHECKOUT, IS_INSTALLED, ROOT, WRITTEN, configuration
 from python_backends.settings.reading import add_arguments, dump, load, of_command_line, read_settings
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
@@ -24,6 +24,7 @@ __all__ = [
     "AUTO",
     "BUNDLED",
     "BUNDLED_DIRECTORY",
+    "IS_CHECKOUT",
     "IS_INSTALLED",
     "ROOT",
     "TRAINS",

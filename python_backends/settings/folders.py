@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # what it brings: code, the small model, Triton's repository
 IS_INSTALLED = ROOT.name == "server" and (ROOT.parent / "py.typed").is_file()
+IS_CHECKOUT = (ROOT / "Makefile").is_file()  # an image has none
 FILE = "gapless.toml"
 
 

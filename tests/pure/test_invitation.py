@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from python_backends.launcher import invitation as printed
 from python_backends.launcher.invitation import invitation
 from python_backends.settings import ROOT, ServerSettings
 
@@ -44,6 +45,21 @@ def test_commands_name_an_address_that_is_not_the_usual_one(address: str) -> Non
     assert url.startswith(f"http://{host}:8000/")
     assert stream[2:4] == ["--host", host]
     assert chat == ["make", "chat", f"URL={host}:8001"]
+
+
+def test_who_asks_on_this_host_reads_an_address_that_is_one() -> None:
+    server = ServerSettings(address="0.0.0.0")
+    (_, _, url, *_), stream, chat = commands(server)
+    assert url.startswith("http://127.0.0.1:8000/")
+    assert "--host" not in stream
+    assert chat == ["make", "chat"]
+    assert "In a browser: http://127.0.0.1:9000/\n" in invitation(server, 9000)
+
+
+def test_in_a_container_nothing_is_named_that_only_a_checkout_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printed, "IS_CHECKOUT", False)
+    ((program, *_),) = commands(ServerSettings(address="0.0.0.0"))
+    assert program == "curl"
 
 
 def test_it_names_the_port_of_openais_interface_if_there_is_one() -> None:
