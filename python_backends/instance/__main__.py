@@ -34,7 +34,7 @@ from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.start_clock import start_clock
 from python_backends.linux.time_slice import take_usual_turns
 from python_backends.nouns.request import AdapterVersion, ModelLimits
-from python_backends.settings import Settings, SettingsError, read_settings
+from python_backends.settings import WRITTEN, Settings, SettingsError, read_settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
@@ -59,8 +59,9 @@ def check_texts(settings: Settings) -> None:
 def _trace(instance: Instance) -> None:
     from python_backends.engine.trace import NUM_STEPS, trace_steps  # imports torch
 
-    path = Path.cwd() / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+    path = WRITTEN / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
     try:
+        WRITTEN.mkdir(parents=True, exist_ok=True)
         count = trace_steps(instance, NUM_STEPS, path)
         log.info("a trace of %d steps: %s", count, path)
     except OSError as error:

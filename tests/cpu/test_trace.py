@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from python_backends.engine import trace
 from python_backends.engine.trace import begins, trace_steps
+from python_backends.instance import __main__ as process
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.step import StepOutput
@@ -34,6 +37,18 @@ def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None
     assert launches[0] - 100 < steps[0]["ts"]
     while link.num_ended < 1:
         instance.turn()
+
+
+def test_an_instance_writes_it_where_gapless_writes_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed by pip, the code is in a folder where nothing is written."""
+    monkeypatch.setattr(process, "WRITTEN", tmp_path / "state/gapless")
+    monkeypatch.setattr(trace, "trace_steps", lambda _loop, _num_steps, path: path.write_text("{}"))
+    nothing: Any = None
+    process._trace(nothing)
+    (written,) = (tmp_path / "state/gapless").iterdir()
+    assert written.match("gapless-trace-*.json")
 
 
 def test_steps_are_placed_on_the_clock_by_which_they_were_collected() -> None:
