@@ -51,7 +51,7 @@ class RefusedError(ValueError):
 
 
 class TooLongError(RefusedError):
-    """A prompt with more tokens than the model's context, or the settings, allow."""
+    """More than the model's context, or the settings, allow: a prompt, or max_tokens after it."""
 
     code = "context_length_exceeded"
 

@@ -141,7 +141,7 @@ def test_without_max_tokens_an_answer_goes_on_until_the_context_ends(gapless: Ga
     answer = ask(gapless, min_tokens=1900)
     assert answer["usage"]["completion_tokens"] >= 1900
     refusal = ask(gapless, max_tokens=2048)
-    assert (refusal["error"]["param"], refusal["error"]["code"]) == ("max_tokens", "invalid_value")
+    assert (refusal["error"]["param"], refusal["error"]["code"]) == ("max_tokens", "context_length_exceeded")
 
 
 def test_a_stop_word_ends_before_it(gapless: Gapless) -> None:

@@ -106,8 +106,8 @@ REFUSED = {
     ),
     "more than the model's context": Refusal(
         {"text_input": ONE, "max_tokens": 2048},
-        "max_tokens = 2048: must be at most 2047, because text_input has 1 tokens and this model's context is"
-        " 2048",
+        "max_tokens = 2048: must be at most 2047, because text_input has 1 tokens. This model's maximum"
+        " context length is 2048 tokens.",
     ),
     "too many or too long stop words or bad words": Refusal(
         {"text_input": ONE, "stop_words": ["x"] * 17}, "stop_words = 17 words: must be at most 16"

@@ -44,7 +44,7 @@ from python_backends.text.door.fields import (
     stop_ids,
 )
 from python_backends.text.door.guide_fields import read_grammar
-from python_backends.text.door.prompt_fields import bounds
+from python_backends.text.door.prompt_fields import bounds, of_context
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
@@ -256,13 +256,11 @@ class Door:
         said = f"more than {num_prompt - 1}" if more else num_prompt
         if num_prompt < 1:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
-        most = self.limits.max_prompt_tokens
-        if num_prompt > most > 0:
-            raise TooLongError(f"{name} = {said} tokens: must be at most {most} (limits.max_prompt_tokens)")
-        if num_prompt >= self.max_model_tokens:
+        most = self._most_prompt_tokens
+        if num_prompt > most:
+            limit = " (limits.max_prompt_tokens)" if most < self.max_model_tokens - 1 else ""
             raise TooLongError(
-                f"{name} = {said} tokens: must be at most {self.max_model_tokens - 1}, "
-                f"one less than this model's context of {self.max_model_tokens}"
+                f"{name} = {said} tokens: must be at most {most}{limit}{of_context(self.max_model_tokens)}"
             )
 
     def _check_rows(self, name: str, ids: Ids) -> None:
@@ -283,9 +281,9 @@ class Door:
         if wanted == UNTIL_THE_CONTEXT_ENDS:
             return left
         if wanted > left:
-            raise RefusedError(
+            raise TooLongError(
                 f"max_tokens = {wanted}: must be at most {left}, because {prompt.name} has"
-                f" {len(prompt.ids)} tokens and this model's context is {self.max_model_tokens}"
+                f" {len(prompt.ids)} tokens{of_context(self.max_model_tokens)}"
             )
         return wanted
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.nouns.request import Ids, RefusedError
+from python_backends.nouns.request import Ids, RefusedError, TooLongError
 from python_backends.settings import LimitSettings
 from python_backends.text.door.chat import texts_of_message
 from python_backends.text.door.chat_fields import read_extras, read_message
@@ -29,7 +29,7 @@ class PromptBounds:
     max_json_bytes: int
     max_messages: int
     num_rows: int  # token ids are below this
-    limit: str = ""  # for refusals: where max_bytes comes from
+    limit: str  # for refusals: where max_bytes comes from, and the context
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int, num_rows: int) -> PromptBounds:
@@ -43,7 +43,12 @@ def bounds(limits: LimitSettings, max_model_tokens: int, num_rows: int) -> Promp
     limit = f" ({BYTES_PER_TOKEN} a token of {which})" if of_tokens <= MAX_PROMPT_BYTES else ""
     most = min(MAX_PROMPT_BYTES, of_tokens)
     most_json = min(MAX_PROMPT_BYTES, JSON_BYTES * most)
-    return PromptBounds(most, most_json, max_model_tokens, num_rows, limit)
+    return PromptBounds(most, most_json, max_model_tokens, num_rows, limit + of_context(max_model_tokens))
+
+
+def of_context(max_model_tokens: int) -> str:
+    """Returns the end of refusals of what is too long, in the words that clients look for."""
+    return f". This model's maximum context length is {max_model_tokens} tokens."
 
 
 def read_prompt(fields: Fields, prompt: PromptBounds) -> dict[str, Any]:
@@ -77,14 +82,14 @@ def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, Any], ...
         raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
     most = prompt.max_messages
     if len(messages) > most:
-        raise RefusedError(
-            f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's"
-            " context"
+        raise TooLongError(
+            f"messages = {len(messages)} messages: must be at most {most}, one for each token"
+            + of_context(most)
         )
     read = tuple(read_message(f"messages[{i}]", message) for i, message in enumerate(messages))
     size = sum(len(text.encode()) for message in read for text in texts_of_message(message))
     if size > prompt.max_bytes:
-        raise RefusedError(
+        raise TooLongError(
             f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}"
         )
     return read

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Ids, RefusedError
+from python_backends.nouns.request import Ids, RefusedError, TooLongError
 
 MAX_SHOWN = 40  # characters of a value in a refusal
 
@@ -83,14 +83,15 @@ def flag(fields: Fields, name: str) -> bool:
 
 
 def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
-    """Returns a string of at most `max_bytes`. `limit` is text for the error message: where `max_bytes` comes
-    from. Bytes that are too long are not decoded.
+    """Returns a string of at most `max_bytes`. `limit`, of a part of the prompt, is text for the error
+    message: where `max_bytes` comes from. Bytes that are too long are not decoded.
     """
     value = _single(name, fields[name])
     if isinstance(value, str | bytes):
         size = len(value) if isinstance(value, bytes) else len(unicode(name, value).encode())
         if size > max_bytes:
-            raise RefusedError(f"{name} = {size} bytes: must be at most {max_bytes}{limit}")
+            error = TooLongError if limit else RefusedError
+            raise error(f"{name} = {size} bytes: must be at most {max_bytes}{limit}")
     value = _decoded(name, value)
     if type(value) is not str:
         raise RefusedError(f"{name} = {shown(value)}: must be a string")

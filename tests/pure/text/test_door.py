@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from python_backends.checkpoint.source import CheckpointError
-from python_backends.nouns.request import NO_GUIDES, AdapterVersion, ModelLimits, RefusedError, Request
+from python_backends.nouns.request import (
+    NO_GUIDES,
+    AdapterVersion,
+    ModelLimits,
+    RefusedError,
+    Request,
+    TooLongError,
+)
 from python_backends.settings import LimitSettings
 from python_backends.text.detokenize.token_bytes import token_bytes
 from python_backends.text.door import fields as fields_of_requests
@@ -269,17 +276,40 @@ def test_prompts_are_bounded_by_a_setting_below_the_context() -> None:
     door = open_door(byte_level(), replace(LIMITS, max_prompt_tokens=10))
     taken, refused = (door.answer({"text_input": "0" * length}) for length in (10, 11))
     assert isinstance(taken, Request)
-    assert str(refused) == "text_input = 11 tokens: must be at most 10 (limits.max_prompt_tokens)"
+    end = "This model's maximum context length is 128 tokens."
+    assert str(refused) == f"text_input = 11 tokens: must be at most 10 (limits.max_prompt_tokens). {end}"
     assert str(door.answer({"text_input": "a" * 321})) == (
-        "text_input = 321 bytes: must be at most 320 (32 a token of limits.max_prompt_tokens)"
+        f"text_input = 321 bytes: must be at most 320 (32 a token of limits.max_prompt_tokens). {end}"
     )
 
 
 def test_no_context_is_so_long_that_a_prompt_may_have_more_than_a_million_bytes() -> None:
     door = open_door(replace(byte_level(), max_model_tokens=1_000_000), LIMITS)
     assert str(door.answer({"text_input": "a" * 1_000_001})) == (
-        "text_input = 1000001 bytes: must be at most 1000000"
+        "text_input = 1000001 bytes: must be at most 1000000. This model's maximum context length is 1000000"
+        " tokens."
     )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text_input": "0" * 128},
+        {"text_input": "a" * 4097},
+        {"input_ids": [0] * 128},
+        {"max_tokens": 128},
+        {"messages": json.dumps([{"role": "user", "content": "a"}] * 129)},
+        {"messages": json.dumps([{"role": "user", "content": "a" * 4097}])},
+        {"messages": '[{"role": "user", "content": "a"}]', "tools": " " * 32_769},
+    ],
+)
+def test_what_does_not_fit_the_context_says_so_in_the_words_that_clients_look_for(
+    fields: dict[str, Any],
+) -> None:
+    answer = admit(**fields)
+    assert isinstance(answer, TooLongError), answer
+    assert answer.code == "context_length_exceeded"
+    assert str(answer).endswith(". This model's maximum context length is 128 tokens.")
 
 
 def test_min_tokens_must_fit_in_max_tokens() -> None:
@@ -343,7 +373,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     (
         "text_input",
         "a" * 4097,
-        "text_input = 4097 bytes: must be at most 4096 (32 a token of this model's context)",
+        "text_input = 4097 bytes: must be at most 4096 (32 a token of this model's context). This model's"
+        " maximum context length is 128 tokens.",
     ),
     (
         "text_input",
@@ -499,7 +530,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     (
         "input_ids",
         np.zeros([1, 128], np.int32),
-        "input_ids = 128 tokens: must be at most 127, one less than this model's context of 128",
+        "input_ids = 128 tokens: must be at most 127. This model's maximum context length is 128 tokens.",
     ),
     ("messages", "[]", "messages = '[]': must be a JSON list of at least one message"),
     ("messages", '"a"', "messages = '\"a\"': must be a JSON list of at least one message"),

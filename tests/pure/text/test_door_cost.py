@@ -96,7 +96,8 @@ def test_a_text_of_more_bytes_than_the_context_can_hold_is_refused_by_the_name_o
     ):
         asked = counted("byte_level")
         answer = asked.door.answer(field)
-        assert str(answer) == f"{says}: must be at most 65536 (32 a token of this model's context)"
+        said = f"{says}: must be at most 65536 (32 a token of this model's context)"
+        assert str(answer) == f"{said}. This model's maximum context length is 2048 tokens."
         assert asked.sizes == []
 
 
@@ -105,8 +106,8 @@ def test_a_text_with_far_too_many_tokens_is_not_encoded_to_its_end() -> None:
     answer = asked.door.answer({"text_input": "q" * MOST})
     assert (
         str(answer)
-        == "text_input = more than 2047 tokens: must be at most 2047, one less than this model's context of"
-        " 2048"
+        == "text_input = more than 2047 tokens: must be at most 2047. This model's maximum context length is"
+        " 2048 tokens."
     )
     assert asked.sizes == [PIECE_BYTES * 2047]
 
@@ -116,12 +117,12 @@ def test_the_setting_below_the_context_ends_the_encoding_too() -> None:
     asked = Counted(door)
     answer = asked.door.answer({"text_input": "q" * 32_000})
     said = "text_input = more than 1000 tokens: must be at most 1000 (limits.max_prompt_tokens)"
-    assert str(answer) == said
+    end = "This model's maximum context length is 2048 tokens."
+    assert str(answer) == f"{said}. {end}"
     assert sum(asked.sizes) < 10_000
     answer = asked.door.answer({"text_input": "q" * MOST})
-    assert str(answer) == (
-        "text_input = 65536 bytes: must be at most 32000 (32 a token of limits.max_prompt_tokens)"
-    )
+    said = "text_input = 65536 bytes: must be at most 32000 (32 a token of limits.max_prompt_tokens)"
+    assert str(answer) == f"{said}. {end}"
 
 
 def test_a_long_text_of_long_tokens_is_taken() -> None:
@@ -149,7 +150,8 @@ def test_more_messages_than_tokens_are_refused_before_they_are_looked_at() -> No
     answer = opened("byte_level").answer({"messages": json.dumps([{}] * 2049)})
     assert (
         str(answer)
-        == "messages = 2049 messages: must be at most 2048, one for each token of this model's context"
+        == "messages = 2049 messages: must be at most 2048, one for each token. This model's maximum context"
+        " length is 2048 tokens."
     )
 
 
