@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from starlette.responses import Response
@@ -19,14 +20,17 @@ KINDS = {
     503: "overloaded_error",
 }
 TOO_LONG = "context_length_exceeded"
+COUNTS = re.compile(r"= (\d+) tokens: must be at most (\d+)")
 NAMES = {"stop": "stop_sequences"}
 
 
 def body_of(problem: ProblemError) -> dict[str, Any]:
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
     said = renamed(problem, NAMES).body["error"]["message"]
-    if problem.code == TOO_LONG:
-        said = f"prompt is too long: {said}"  # the words by which clients know that they have to shorten it
+    if problem.code == TOO_LONG:  # the words by which clients know that they have to shorten it, and how much
+        counts = COUNTS.search(said)
+        said = f"{counts[1]} tokens > {counts[2]} maximum; {said}" if counts else said
+        said = f"prompt is too long: {said}"
     return {"type": "error", "error": {"type": KINDS.get(problem.status, other), "message": said}}
 
 

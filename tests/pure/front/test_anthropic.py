@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,25 @@ def test_errors_of_the_ensemble_have_anthropics_types(
         assert (came, answer["error"]["type"]) == (status, kind)
         assert ("retry-after" in head) == (status in (429, 503))
         assert answer["error"]["message"].startswith("prompt is too long: ") == ("context" in said)
+
+
+def test_a_prompt_that_is_too_long_has_both_counts_as_claude_code_reads_them(
+    front: Front, ensemble: Ensemble
+) -> None:
+    counts = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)  # 2.1.197
+    end = "This model's maximum context length is 64 tokens. [context_length_exceeded]"
+    ensemble.errors = [
+        f"messages = 90 tokens: must be at most 63. {end}",
+        f"messages = more than 63 tokens: must be at most 63. {end}",
+        f"messages = 3000 bytes of content: must be at most 2048 (32 a token of this model's context). {end}",
+    ]
+    said = [ask(front, PATH, BODY)[2]["error"]["message"] for _ in range(3)]
+    assert said[0].startswith("prompt is too long: 90 tokens > 63 maximum; messages = 90 tokens")
+    found = counts.search(said[0])
+    assert found
+    assert found.groups() == ("90", "63")
+    assert said[1].startswith("prompt is too long: messages = more than 63 tokens")
+    assert said[2].startswith("prompt is too long: messages = 3000 bytes")
 
 
 def test_a_refusal_of_the_ensemble_has_the_name_of_the_clients_field(
