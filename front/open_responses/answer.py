@@ -10,7 +10,7 @@ from starlette.responses import Response
 from client.async_client import AsyncClient
 from client.parameters import Parameters
 from client.wire import Piece
-from front.errors import refused
+from front.errors import ProblemError, refused
 from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.fitting import fitted
@@ -21,7 +21,7 @@ from front.guided.wanted import wanted
 from front.model import Model
 from front.one_call import one_call
 from front.open_responses.asks import ResponsesAsk, check
-from front.open_responses.items import Growing
+from front.open_responses.items import TOO_LONG, Growing
 from front.open_responses.kinds import Scores
 from front.open_responses.turns import turns_of
 from front.parameters import parameters_of
@@ -82,7 +82,14 @@ class Answer:
         if not self._is_streamed:
             return Whole(self._whole())
         growing = self._growing
-        return Events(self._events(), Manner(growing.sign, growing.failed, end=b""))
+        return Events(self._events(), Manner(growing.sign, growing.failed, self._failure, b""))
+
+    def _failure(self, problem: ProblemError) -> Response:
+        """Of a stream that has not begun. That a prompt does not fit, Codex reads from an event alone."""
+        if problem.code != TOO_LONG:
+            return problem.response()
+        events = self._growing.begin() + self._growing.failed(problem)
+        return Response(events, media_type="text/event-stream")
 
     async def _whole(self) -> dict[str, Any]:
         """Raises ProblemError."""

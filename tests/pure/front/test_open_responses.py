@@ -17,7 +17,7 @@ from front.open_responses.turns import turns_of
 from front.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER
 from tests.support.ensemble import Ensemble, Front
-from tests.support.front_wire import ask, events
+from tests.support.front_wire import ask, events, sent
 from tests.support.text.templates import TOOLS, template
 
 PATH = "/v1/responses"
@@ -114,6 +114,25 @@ def test_a_failure_within_a_stream_ends_it_with_a_failed_response(front: Front, 
     name, data = events(front, PATH, BODY)[-1]
     EVENT.validate_python(data, strict=True)
     assert (name, data["response"]["error"]["code"]) == ("response.failed", "server_error")
+
+
+def test_a_prompt_that_does_not_fit_is_an_event_where_the_answer_is_streamed(
+    front: Front, ensemble: Ensemble
+) -> None:
+    """Codex shortens its conversation only then."""
+    ensemble.error = "messages = 90 tokens: must be at most 63 [context_length_exceeded]"
+    came = events(front, PATH, BODY)
+    assert [name for name, _ in came] == ["response.created", "response.in_progress", "response.failed"]
+    for _, data in came[:2]:  # OpenAI sends this code, and its types don't have it
+        EVENT.validate_python(data, strict=True)
+    assert [data["sequence_number"] for _, data in came] == [0, 1, 2]
+    failed = came[-1][1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
+    assert sent(front, PATH, {**BODY, "stream": True})[0] == 200
+    status, _, answer = ask(front, PATH, BODY)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    ensemble.error = "temperature = 200: must be at most 100 [invalid_value]"
+    assert sent(front, PATH, {**BODY, "stream": True})[0] == 400
 
 
 # --- what the ensemble is asked
