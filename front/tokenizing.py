@@ -65,8 +65,8 @@ class Tokenizing:
         return {"prompt": self.door.encoder.decoded(np.array(ask.tokens, np.int32))}
 
     def _ids(self, **fields: Any) -> Ids:
-        """Returns the ids of a prompt. Raises ProblemError."""
-        answer = self.door.answer(fields)
+        """Returns the ids of a prompt, which may be longer than the context. Raises ProblemError."""
+        answer = self.door.of_any_length().answer(fields)
         if isinstance(answer, RefusedError):
             raise of_door(str(answer), answer.code)
         return answer.prompt

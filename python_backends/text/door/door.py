@@ -9,6 +9,7 @@ limits of tokens, then all others, so that a refused request costs no more than 
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -87,6 +88,11 @@ class Door:
         if adapters == self.engine.adapters:
             return self
         return replace(self, engine=self.engine.changed(adapters=adapters))
+
+    def of_any_length(self) -> Door:
+        """This door, for prompts of any number of tokens; limits of bytes stay."""
+        limits = replace(self.limits, max_prompt_tokens=0)
+        return replace(self, limits=limits, max_model_tokens=sys.maxsize)
 
     def check_template(self, file: Path | None) -> None:
         """Raises CheckpointError if the template writes a token that the model can't compute."""

@@ -210,6 +210,17 @@ def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -
     assert (status, counted) == (200, {"input_tokens": expected})
 
 
+def test_tokens_beyond_the_context_are_counted(front: Front) -> None:
+    body = {"messages": [{"role": "user", "content": "a\n" * 3000}]}
+    status, _, counted = ask(front, f"{PATH}/count_tokens", body)
+    assert (status, counted) == (200, {"input_tokens": ask(front, "/tokenize", body)[2]["count"]})
+    assert counted["input_tokens"] > front.model.max_tokens
+    body = {"messages": [{"role": "user", "content": "a" * 65_537}]}  # 32 bytes a token of the context
+    status, _, refused = ask(front, f"{PATH}/count_tokens", body)
+    assert (status, refused["error"]["type"]) == (400, "invalid_request_error")
+    assert refused["error"]["message"].startswith("prompt is too long: messages = 65537 bytes of content")
+
+
 # --- errors
 
 
