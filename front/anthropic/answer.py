@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, cast
 
 from starlette.responses import Response
@@ -11,6 +13,7 @@ from starlette.responses import Response
 from client.async_client import AsyncClient
 from client.parameters import Parameters
 from client.wire import Piece
+from front.answers import Answers
 from front.anthropic import errors
 from front.anthropic.asks import MessagesAsk
 from front.anthropic.blocks import Blocks
@@ -55,7 +58,8 @@ class Message:
             text=wanted((ask.output_config or {}).get("format"), "output_config.format"),
         )
         shape, guide = shape_of(model, messages, extras, wish)
-        (parameters,) = parameters_of(ask.plain, min(ask.max_tokens, MOST_TOKENS), model)
+        is_empty = ask.max_tokens == 0  # the prompt is kept in the cache; the ensemble writes one token
+        (parameters,) = parameters_of(ask.plain, 1 if is_empty else min(ask.max_tokens, MOST_TOKENS), model)
         parameters.update(cast(Parameters, extras))
         if ask.stop_sequences or shape.has_parts:
             parameters["return_output_ids"] = True  # which word ended it, where its parts begin
@@ -67,7 +71,7 @@ class Message:
         asks = bounded(client, model, shape, budget, "thinking.budget_tokens")
         asks = one_call(asks, model, shape)
         came = until_full(asks, (messages, parameters), self._is_streamed)
-        self._came = named(came, guide)
+        self._came = _emptied(named(came, guide)) if is_empty else named(came, guide)
         self._stopped = StoppedBy(ask.stop_sequences or (), model)
         self._parts = Parts(model, shape)
         self._blocks = Blocks((ask.thinking or {}).get("display") == "omitted")
@@ -133,6 +137,14 @@ class Message:
             "cache_creation_input_tokens": 0,
             "output_tokens": self._num_output_tokens,
         }
+
+
+async def _emptied(came: Answers) -> Answers:
+    """The same without what was written, as if it had been cut before. Raises ProblemError."""
+    async with contextlib.aclosing(came) as pieces:
+        async for number, piece in pieces:
+            reason = "length" if piece.finish_reason else ""
+            yield number, replace(piece, text="", finish_reason=reason, num_output_tokens=0, output_ids=())
 
 
 def _event(name: str, **fields: Any) -> bytes:

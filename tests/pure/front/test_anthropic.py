@@ -96,6 +96,25 @@ def test_more_tokens_than_the_context_has_are_cut(front: Front, ensemble: Ensemb
     assert [asked["max_tokens"] for asked in ensemble.asked] == [32_000, -1]
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("text", ["", "read"])
+def test_with_no_tokens_the_prompt_is_computed_and_the_answer_is_empty(
+    tool_front: Front, ensemble: Ensemble, text: str, reason: str
+) -> None:
+    """The one token that the ensemble writes is left out, also where it ends the answer."""
+    counts = {"num_input_tokens": 14, "num_cached_tokens": 8, "num_output_tokens": 1}
+    ensemble.pieces = (Piece(text, reason, **counts),)
+    body = {**BODY, "model": None, "max_tokens": 0, "stop_sequences": ["read"]}
+    answer = ask(tool_front, PATH, body)[2]
+    assert (answer["content"], answer["stop_reason"], answer["stop_sequence"]) == ([], "max_tokens", None)
+    assert answer["usage"] == {**USAGE, "output_tokens": 0}
+    came = events(tool_front, PATH, body)
+    assert [name for name, _ in came] == ["message_start", "message_delta", "message_stop"]
+    assert came[1][1]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert came[1][1]["usage"] == {**USAGE, "output_tokens": 0}
+    assert [asked["max_tokens"] for asked in ensemble.asked] == [1, 1]
+
+
 def test_a_silent_stream_is_pinged(front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
     ensemble.pause_s = 0.35
@@ -235,7 +254,7 @@ def test_tokens_beyond_the_context_are_counted(front: Front) -> None:
             "messages[0].content[0].type = 'image'",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": -1}, "max_tokens = -1"),
         ({"max_tokens": None}, "max_tokens"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type = 'some'"),
