@@ -166,7 +166,7 @@ class App:
         raise ProblemError(404, "this server has no embeddings: it serves a model that answers", "not_found")
 
     async def _models(self, _request: Request) -> Response:
-        return json_response({"object": "list", "data": list_models(self._model)})
+        return json_response(list_models(self._model))
 
     async def _one_model(self, request: Request) -> Response:
         return json_response(describe(self._model, request.path_params["name"]))

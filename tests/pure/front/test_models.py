@@ -23,8 +23,18 @@ class Vanishing(SimpleNamespace):
 def test_an_adapter_that_goes_while_models_are_listed_does_no_harm() -> None:
     model = Vanishing(names=("served", "other"), name="served", made_s=1, max_tokens=8)
     listed = list_models(cast(Model, model))
-    assert [(each["id"], each["parent"]) for each in listed] == [
+    assert [(each["id"], each["parent"]) for each in listed["data"]] == [
         ("served", None),
         ("other", None),
         ("law", "served"),
     ]
+
+
+def test_models_have_what_anthropics_types_require() -> None:
+    model = SimpleNamespace(names=("served", "other"), name="served", made_s=1, max_tokens=8, adapters=())
+    listed = list_models(cast(Model, model))
+    page = (listed["has_more"], listed["first_id"], listed["last_id"])
+    assert page == (False, "served", "other")
+    shown = listed["data"][1]
+    assert (shown["type"], shown["display_name"]) == ("model", "other")
+    assert shown["created_at"] == "1970-01-01T00:00:01+00:00"
