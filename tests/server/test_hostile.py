@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from tests.support.server.doors import GrpcDoor
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.fuzzing import NUM_CONTROLS, Control, Report, pids_of
@@ -29,12 +27,8 @@ COUNTS = {
     "elsewhere": 30,
     "sockets": 40,
     "leaving": 30,
-    "megabytes": 4,
-    "deep": 12,
     "guides": 40,
 }
-ALONE = ("deep",)  # told apart, because they once brought everything down
-TOGETHER = tuple(kind for kind in COUNTS if kind not in ALONE)
 
 
 @contextmanager
@@ -86,13 +80,8 @@ def test_every_kind_is_sent() -> None:
     assert set(COUNTS) == set(KINDS)
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [TOGETHER, *(pytest.param((kind,), marks=pytest.mark.slow) for kind in ALONE)],
-    ids=["together", *ALONE],
-)
-def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kinds: tuple[str, ...]) -> None:
-    shots = [kind for kind in kinds for _ in range(COUNTS[kind])]
+def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected) -> None:
+    shots = [kind for kind, count in COUNTS.items() for _ in range(count)]
     random.Random(1).shuffle(shots)
     wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=4).get("text_output"), 60)
     before, losses = pids_of(gapless), gapless.metrics()["gapless_instance_losses_total"]

@@ -29,6 +29,8 @@ def _question_again_and_again() -> str:
 HOSTILE = {
     "question": {"messages": _question_again_and_again()},
     "text": {"text_input": "q" * SIZE},
+    "accents": {"text_input": " \u0301" * (SIZE // 3)},
+    "messages": {"messages": json.dumps([{"role": "user", "content": "x"}] * (SIZE // 40))},
     "as long as is read": {"text_input": " q" * (2048 * 16)},
     "lists": {"messages": "[" + ",".join(["[]"] * 170_000) + "]"},
     "special tokens": {"messages": json.dumps([{"role": "user", "content": "<|end|>" * 9000}])},

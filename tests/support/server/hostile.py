@@ -318,33 +318,6 @@ def _leaving(rng: random.Random) -> Attack:
     return Attack("leaving", way, ends_once_unless_cut, f"HTTP after {after_s:.2f} s")
 
 
-def _megabytes(rng: random.Random) -> Attack:
-    """Prompts of a megabyte: one on which a naive search is quadratic, and texts that become many tokens."""
-    size = 950_000
-    repeated = "a" * (size // 8) + "b" + "a" * (size // 8)
-    chats = [
-        [{"role": "user", "content": repeated}, {"role": "assistant", "content": "a" * (6 * size // 8)}],
-        [{"role": "user", "content": "x"}] * (size // 40),
-        [{"role": "user", "content": "<|end|>" * (size // 7)}],
-    ]
-    asked = [{"messages": json.dumps(chat)} for chat in chats]
-    fields = rng.choice([*asked, {"text_input": " \u0301" * (size // 3)}])
-    return _over_http("megabytes", rng, doors.body(**fields, max_tokens=4), is_refused)
-
-
-def _deep(rng: random.Random) -> Attack:
-    """JSON that is nested deeper than any parser's stack."""
-    depth = rng.choice([10_000, 100_000, 1_000_000])
-    opening, closing = rng.choice([("[", "]"), ('{"a":', "}")])
-    value = opening * depth + "1" + closing * depth if rng.random() < 0.7 else opening * depth
-    bodies = (f'{{"text_input": {value}}}', f'{{"text_input": "x", "nonsense": {value}}}', value)
-    content = rng.choice(bodies).encode()
-    door = rng.choice(("generate", "generate_stream"))
-    path = f"/v2/models/ensemble/{door}"
-    shown = f"{opening} {depth} times, {content[:40]!r}"
-    return Attack("deep", lambda target: post(target.http_port, path, content), is_refused, shown)
-
-
 def _guides(rng: random.Random) -> Attack:
     """Guides that mean harm, refused or served, and one of a megabyte."""
     is_large = rng.random() < 0.1
@@ -364,7 +337,5 @@ KINDS: dict[str, Draw] = {
     "elsewhere": _elsewhere,
     "sockets": _sockets,
     "leaving": _leaving,
-    "megabytes": _megabytes,
-    "deep": _deep,
     "guides": _guides,
 }
