@@ -43,16 +43,3 @@ def test_the_second_turn_of_a_chat_pays_its_new_suffix_and_at_most_one_block(bun
 
 def prefix_hits(bundled: Gapless) -> float:
     return bundled.metrics()["gapless_prefix_hit_tokens_total"]
-
-
-def test_a_conversation_by_seed_can_be_had_again(bundled: Gapless) -> None:
-    inputs = {
-        "messages": json.dumps([user(INSTRUCTION)]),
-        "temperature": 1.0,
-        "top_p": 0.95,
-        "top_k": 50,
-        "max_tokens": 40,
-    }
-    assert (
-        bundled.generate(seed=11, **inputs)["text_output"] == bundled.generate_stream(seed=11, **inputs).text
-    )

@@ -142,14 +142,6 @@ def test_without_max_tokens_an_answer_goes_on_until_the_context_ends(gapless: Ga
     assert (refusal["error"]["param"], refusal["error"]["code"]) == ("max_tokens", "context_length_exceeded")
 
 
-def test_a_stop_word_ends_before_it(gapless: Gapless) -> None:
-    text = ask(gapless, temperature=0, max_tokens=40, min_tokens=40)["choices"][0]["message"]["content"]
-    stop = text[10:13]
-    answer = ask(gapless, temperature=0, max_tokens=40, stop=[stop, "never there"])["choices"][0]
-    assert answer["message"]["content"] == text[: text.index(stop)]
-    assert answer["finish_reason"] == "stop"
-
-
 def test_sixteen_clients_of_asyncio_each_get_their_own_answer(gapless: Gapless) -> None:
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(

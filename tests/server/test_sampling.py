@@ -4,7 +4,6 @@ log-probabilities as tensors, also when instances die.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -211,12 +210,3 @@ def test_penalties_survive_a_killed_instance_with_the_same_text(bundled: Gapless
     ]
     assert [len(flat(answer, "output_log_probs")) for answer in answers] == [80, 80, 80, 0] * 4
     assert not any("self" in text for text in undisturbed[2::4])
-
-
-def test_a_log_probability_is_what_the_model_thinks(bundled: Gapless) -> None:
-    """Greedy: the chosen token is the most probable one, and all probabilities are below 1."""
-    messages = json.dumps([{"role": "user", "content": "Convert to camelCase: read_all_lines"}])
-    answer = bundled.generate(messages=messages, **ASKS)
-    assert answer["output_ids"] == answer["top_ids"][::3]
-    assert answer["output_log_probs"] == answer["top_log_probs"][::3]
-    assert all(value <= 0 for value in answer["top_log_probs"])
