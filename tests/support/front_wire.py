@@ -11,15 +11,21 @@ from tests.support.ensemble import Front
 Named = tuple[str, Any]  # an event's name, and its data
 
 
-def ask(front: Front, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any]:
-    status, head, text = sent(front, path, body, **headers)
+def ask(
+    front: Front, path: str, body: Any = None, method: str = "", **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    status, head, text = sent(front, path, body, method, **headers)
     return status, head, json.loads(text)
 
 
-def sent(front: Front, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], str]:
+def sent(
+    front: Front, path: str, body: Any = None, method: str = "", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    """By default POST, and GET without a body."""
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method or ("GET" if data is None else "POST"), path, data, named)
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from pathlib import Path
@@ -341,8 +340,5 @@ def test_a_key_may_come_in_x_api_key(ensemble: Ensemble, model: Path, tmp_path: 
 
 
 def test_the_root_answers(front: Front) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("HEAD", "/")
-    assert connection.getresponse().status == 200
-    connection.close()
+    assert sent(front, "/", method="HEAD")[0] == 200
     assert sent(front, PATH, BODY)[0] == 200

@@ -26,25 +26,19 @@ from python_backends.nouns.request import ModelLimits
 from python_backends.settings import SettingsError
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
+from tests.support.front_wire import ask, sent
 from tests.support.text.templates import TOOLS, template
 
+CHAT = "/v1/chat/completions"
 
-def post(front: Front, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("POST", "/v1/chat/completions", body, headers or {})
-    answer = connection.getresponse()
-    data = answer.read()
-    connection.close()
-    return answer.status, dict(answer.getheaders()), json.loads(data)
+
+def post(front: Front, body: bytes, **headers: str) -> tuple[int, dict[str, str], Any]:
+    return ask(front, CHAT, body, **headers)
 
 
 def lines_of(front: Front, **body: Any) -> list[str]:
     """The events of a stream as they are on the wire."""
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("POST", "/v1/chat/completions", json.dumps({**body, "stream": True}))
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text.removesuffix("\n\n").split("\n\n")
+    return sent(front, CHAT, {**body, "stream": True})[2].removesuffix("\n\n").split("\n\n")
 
 
 # --- answers
@@ -139,12 +133,12 @@ def test_log_probabilities_have_text_and_bytes_and_none_of_the_end(
 
 
 def test_asyncio_works_as_well(front: Front) -> None:
-    async def ask() -> str:
+    async def ask_all() -> str:
         async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=0) as sdk:
             stream = await sdk.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    assert asyncio.run(ask()) == "readAll\u2028Lines"
+    assert asyncio.run(ask_all()) == "readAll\u2028Lines"
 
 
 # --- what the ensemble is asked
@@ -477,14 +471,14 @@ def test_a_body_beyond_the_bound_is_refused_whether_it_says_its_length_or_not(fr
     connection.request("POST", "/v1/chat/completions", iter([large]), encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
-    status, _, answer = post(front, b"x", {"content-encoding": "gzip"})
+    status, _, answer = post(front, b"x", content_encoding="gzip")
     assert (status, answer["error"]["code"]) == (400, "unsupported_encoding")
 
 
 def test_request_ids_come_back(front: Front) -> None:
     body = json.dumps({"messages": MESSAGES}).encode()
-    assert post(front, body, {"x-request-id": "abc-1"})[1]["x-request-id"] == "abc-1"
-    made = {post(front, body, {"x-request-id": "a b"})[1]["x-request-id"] for _ in range(2)}
+    assert post(front, body, x_request_id="abc-1")[1]["x-request-id"] == "abc-1"
+    made = {post(front, body, x_request_id="a b")[1]["x-request-id"] for _ in range(2)}
     assert len(made) == 2
     assert "a b" not in made
 
@@ -508,10 +502,7 @@ def test_with_keys_everything_but_health_needs_one(ensemble: Ensemble, model: Pa
             ):
                 sdk.chat.completions.create(model="toy", messages=MESSAGES)
         for path, status in (("/health", 503), ("/v1/models", 401), ("/other", 401)):
-            connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-            connection.request("GET", path)
-            assert connection.getresponse().status == status
-            connection.close()
+            assert sent(front, path)[0] == status
     finally:
         front.close()
 

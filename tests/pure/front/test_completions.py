@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from typing import Any
 
 import openai
@@ -13,15 +11,12 @@ from openai.types import Completion
 from client.wire import Piece
 from python_backends.text.checkpoint import read_checkpoint
 from tests.support.ensemble import Ensemble, Front
+from tests.support.front_wire import ask
 
 
 def post(front: Front, path: str, **body: Any) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("POST", path, json.dumps(body))
-    answer = connection.getresponse()
-    made = answer.status, json.loads(answer.read())
-    connection.close()
-    return made
+    status, _, said = ask(front, path, body)
+    return status, said
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from front.files import store
 from front.files.store import Files
 from front.keys import Keys
 from tests.support.ensemble import Ensemble, Front
+from tests.support.front_wire import ask, sent
 
 LINES = b'{"custom_id": "1"}\n{"custom_id": "2"}\r\n\r\n--line\r\n'
 BOUNDARY = "a boundary"
@@ -41,12 +41,8 @@ PURPOSE = part("purpose", b"batch")
 
 
 def posted(front: Front, body: bytes, kind: str = f'multipart/form-data; boundary="{BOUNDARY}"') -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("POST", "/v1/files", body, {"content-type": kind})
-    answer = connection.getresponse()
-    said = json.loads(answer.read())
-    connection.close()
-    return answer.status, said.get("error", said)
+    status, _, said = ask(front, "/v1/files", body, content_type=kind)
+    return status, said.get("error", said)
 
 
 def test_an_uploaded_file_comes_back_as_it_was(sdk: openai.OpenAI) -> None:
@@ -91,9 +87,9 @@ def test_a_deleted_file_is_gone(sdk: openai.OpenAI, directory: Path) -> None:
     made = sdk.files.create(file=("a", b"x"), purpose="batch")
     assert sdk.files.delete(made.id).deleted
     assert list(directory.iterdir()) == []
-    for ask in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
+    for call in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
         with pytest.raises(openai.NotFoundError, match="there is no such file"):
-            ask(made.id)
+            call(made.id)
 
 
 def test_another_front_sees_the_same_files(
@@ -121,10 +117,7 @@ def test_only_the_user_of_the_server_reads_them(sdk: openai.OpenAI, directory: P
 def test_no_id_leads_out_of_the_folder(front: Front, tmp_path: Path, name: str) -> None:
     (tmp_path / "file.json").write_text("{}")
     for method in ("GET", "DELETE"):
-        connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-        connection.request(method, f"/v1/files/{name}")
-        assert connection.getresponse().status == 404
-        connection.close()
+        assert sent(front, f"/v1/files/{name}", method=method)[0] == 404
     assert (tmp_path / "file.json").exists()
 
 

@@ -19,8 +19,8 @@ from front.errors import ProblemError
 from front.keys import Keys
 from front.live import glance
 from front.live.glance import Glance
-from tests.pure.front.test_observed import ask
 from tests.support.ensemble import ORIGIN, Ensemble, Front
+from tests.support.front_wire import sent
 from tests.support.status import Scheduler, instance, request, status, waiting
 
 KILL = "/glance/kill"
@@ -192,7 +192,7 @@ def test_an_instance_is_killed_only_in_a_demo(
     front: Front, scheduler: Scheduler, victim: subprocess.Popen[bytes]
 ) -> None:
     scheduler.said = here(victim.pid)
-    assert ask(front, KILL, {"instance": 0})[0] == 404
+    assert sent(front, KILL, {"instance": 0})[0] == 404
     assert victim.poll() is None
 
 
@@ -200,7 +200,7 @@ def test_the_button_kills_an_instance(
     demo: Front, scheduler: Scheduler, victim: subprocess.Popen[bytes]
 ) -> None:
     scheduler.said = here(victim.pid)
-    status_code, _, body = ask(demo, KILL, {"instance": 0}, {"origin": demo.url})
+    status_code, _, body = sent(demo, KILL, {"instance": 0}, origin=demo.url)
     assert (status_code, json.loads(body)) == (200, {"killed": 0})
     assert victim.wait(30) == -9
 
@@ -228,5 +228,5 @@ def test_nothing_else_is_killed(
     expected: int,
 ) -> None:
     scheduler.said = here(victim.pid, **changes)
-    assert ask(demo, KILL, body, headers)[0] == expected
+    assert sent(demo, KILL, body, **headers)[0] == expected
     assert victim.poll() is None

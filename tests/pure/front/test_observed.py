@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import logging
 import os
@@ -29,24 +28,11 @@ from python_backends.watching.launcher_record import LauncherRecord
 from python_backends.wires.control import ControlEnd
 from tests.pure.front.conftest import MESSAGES
 from tests.support.ensemble import ORIGIN, Ensemble, Front
+from tests.support.front_wire import sent
 
 INSTANCE = {"slots_busy": 3, "blocks": 8, "blocks_used": 2}
 WAITS = {"waits_for": "slot", "place": 2, "predicted_tokens": 40, "id": "mine", "tokens": 0}
 STATUS = {"queue_wait_s": 6.2, "instances": [INSTANCE], "waiting": {"slot": 2}, "requests": [WAITS]}
-
-
-def ask(
-    front: Front, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str = ""
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    data = None if body is None else json.dumps(body).encode()
-    connection.request(method or ("GET" if data is None else "POST"), path, data, headers or {})
-    answer = connection.getresponse()
-    said = answer.read()
-    connection.close()
-    return answer.status, dict(answer.getheaders()), said
-
-
 CHAT = "/v1/chat/completions"
 
 
@@ -73,7 +59,7 @@ def scheduler(tmp_path: Path) -> Iterator[list[Any]]:
 
 
 def test_the_id_of_a_request_goes_through_to_triton_and_comes_back(front: Front, ensemble: Ensemble) -> None:
-    _, headers, _ = ask(front, CHAT, {"messages": MESSAGES, "n": 2}, {"x-request-id": "mine"})
+    _, headers, _ = sent(front, CHAT, {"messages": MESSAGES, "n": 2}, x_request_id="mine")
     assert headers["x-request-id"] == headers["request-id"] == "mine"
     assert ensemble.ids == ["mine", "mine"]
 
@@ -83,8 +69,8 @@ def test_each_request_has_one_line_of_json_without_its_text(
 ) -> None:
     with caplog.at_level(logging.INFO, "gapless.requests"):
         for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "stream": True}, {"messages": "?"}):
-            ask(front, CHAT, body, {"x-request-id": "mine"})
-        ask(front, "/health")
+            sent(front, CHAT, body, x_request_id="mine")
+        sent(front, "/health")
         while len(caplog.messages) < 3:
             time.sleep(0.01)
     whole, stream, bad = map(json.loads, caplog.messages)
@@ -105,13 +91,13 @@ def test_each_prompt_of_a_request_counts_once(
 ) -> None:
     body = {"model": "toy", "prompt": ["a", "a", "b"], "n": 2, "stream": stream}
     with caplog.at_level(logging.INFO, "gapless.requests"):
-        ask(front, "/v1/completions", body)
+        sent(front, "/v1/completions", body)
         while not caplog.messages:
             time.sleep(0.01)
     line = json.loads(caplog.messages[0])
     assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (42, 24, 30)
     assert line["finish"] == ["stop"] * 6
-    _, numbers = read(ask(front, "/metrics")[2].decode())
+    _, numbers = read(sent(front, "/metrics")[2])
     assert numbers['gapless_front_prompt_tokens_total{model_name="toy"}'] == 42
 
 
@@ -121,7 +107,7 @@ def test_a_full_queue_says_when_it_is_expected_to_be_drained(
     monkeypatch.setattr(queue, "KEPT_S", 60.0)
     ensemble.error = "too many open requests: 2 are open [queue_full]"
     for path, extra in ((CHAT, {}), ("/v1/messages", {"max_tokens": 5, "model": "toy"})):
-        status, headers, _ = ask(front, path, {"messages": MESSAGES, **extra})
+        status, headers, _ = sent(front, path, {"messages": MESSAGES, **extra})
         assert (status, headers["retry-after"]) == (429, "7")
     assert len(scheduler) == 1, "the answer is kept for a while"
 
@@ -130,23 +116,23 @@ def test_without_a_scheduler_model_the_queue_is_said_to_take_a_second(
     front: Front, ensemble: Ensemble
 ) -> None:
     ensemble.error = "too many open requests: 2 are open [queue_full]"
-    assert ask(front, CHAT, {"messages": MESSAGES})[1]["retry-after"] == "1"
-    assert ask(front, "/v1/requests/mine")[0] == 503
+    assert sent(front, CHAT, {"messages": MESSAGES})[1]["retry-after"] == "1"
+    assert sent(front, "/v1/requests/mine")[0] == 503
 
 
 @pytest.mark.usefixtures("scheduler")
 def test_a_request_that_waits_says_for_what(
     front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, _, body = ask(front, "/v1/requests/mine")
+    status, _, body = sent(front, "/v1/requests/mine")
     assert (status, json.loads(body)["choices"]) == (200, [WAITS])
-    assert ask(front, "/v1/requests/another")[0] == 404
+    assert sent(front, "/v1/requests/another")[0] == 404
     monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
     ensemble.pause_s = 0.5
-    headers = ask(front, CHAT, {"messages": MESSAGES, "stream": True}, {"x-request-id": "mine"})[1]
+    headers = sent(front, CHAT, {"messages": MESSAGES, "stream": True}, x_request_id="mine")[1]
     assert headers["x-gapless-waits-for"] == "slot; place=2; predicted_tokens=40"
     ensemble.pause_s = 0.0
-    assert "x-gapless-waits-for" not in ask(front, CHAT, {"messages": MESSAGES, "stream": True})[1]
+    assert "x-gapless-waits-for" not in sent(front, CHAT, {"messages": MESSAGES, "stream": True})[1]
 
 
 def test_a_piece_that_comes_while_the_head_asks_what_the_request_waits_for_is_not_lost(
@@ -156,24 +142,24 @@ def test_a_piece_that_comes_while_the_head_asks_what_the_request_waits_for_is_no
         await asyncio.sleep(0.6)
         return [WAITS]
 
-    whole = ask(front, CHAT, {"messages": MESSAGES, "stream": True})[2]
+    whole = sent(front, CHAT, {"messages": MESSAGES, "stream": True})[2]
     monkeypatch.setattr(queue.Queue, "requests", requests)
     monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
     ensemble.pause_s = 0.3
-    status, headers, stream = ask(front, CHAT, {"messages": MESSAGES, "stream": True})
+    status, headers, stream = sent(front, CHAT, {"messages": MESSAGES, "stream": True})
     assert (status, headers["x-gapless-waits-for"]) == (200, "slot; place=2; predicted_tokens=40")
-    assert stream.startswith(b": still here")
-    assert stream.count(b"data: ") == whole.count(b"data: ")
-    assert stream.endswith(b"data: [DONE]\n\n")
+    assert stream.startswith(": still here")
+    assert stream.count("data: ") == whole.count("data: ")
+    assert stream.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.usefixtures("scheduler")
 def test_metrics_are_prometheus_histograms_also_under_vllms_names(front: Front) -> None:
-    ask(front, CHAT, {"messages": MESSAGES, "stream": True})
-    ask(front, "/no/such/path")
-    status, headers, body = ask(front, "/metrics")
+    sent(front, CHAT, {"messages": MESSAGES, "stream": True})
+    sent(front, "/no/such/path")
+    status, headers, body = sent(front, "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
-    types, numbers = read(body.decode())
+    types, numbers = read(body)
     for name in ("vllm:time_to_first_token_seconds", "gapless_front_request_seconds"):
         assert types[name] == "histogram"
         assert numbers[f'{name}_count{{model_name="toy"}}'] == 1
@@ -229,17 +215,17 @@ def test_several_processes_have_one_page_of_metrics() -> None:
 
 
 def test_pages_of_allowed_origins_may_ask_from_a_browser_and_no_others(front: Front) -> None:
-    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    allowed = ask(front, CHAT, None, {"origin": ORIGIN, **asked}, "OPTIONS")
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
+    allowed = sent(front, CHAT, method="OPTIONS", origin=ORIGIN, **asked)
     assert (allowed[0], allowed[1]["access-control-allow-origin"]) == (200, ORIGIN)
-    other = ask(front, CHAT, None, {"origin": "https://other.example", **asked}, "OPTIONS")
+    other = sent(front, CHAT, method="OPTIONS", origin="https://other.example", **asked)
     assert "access-control-allow-origin" not in other[1]
-    assert ask(front, "/v1/models", headers={"origin": ORIGIN})[1]["access-control-allow-origin"] == ORIGIN
+    assert sent(front, "/v1/models", origin=ORIGIN)[1]["access-control-allow-origin"] == ORIGIN
 
 
 def test_a_server_that_drains_takes_no_new_request(front: Front, ensemble: Ensemble) -> None:
     LauncherRecord(front.board, ()).drain()
-    status, headers, body = ask(front, CHAT, {"messages": MESSAGES})
+    status, headers, body = sent(front, CHAT, {"messages": MESSAGES})
     assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
     assert re.fullmatch(r"\d+", headers["retry-after"])
     assert not ensemble.asked

@@ -4,8 +4,6 @@ which are not streamed.
 
 from __future__ import annotations
 
-import http.client
-import json
 from typing import Any
 
 from openai.types import Model
@@ -33,10 +31,7 @@ TASKS: list[dict[str, Any]] = [
 
 
 def test_open_webuis_calls_are_answered(front: Front, ensemble: Ensemble) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
-    connection.request("GET", "/v1/models", headers=HEADERS)
-    listed = json.loads(connection.getresponse().read())
-    connection.close()
+    listed = ask(front, "/v1/models", **HEADERS)[2]
     assert [Model.model_validate(each, strict=True).id for each in listed["data"]] == ["toy"]
 
     status, head, text = sent(front, CHAT, CHAT_BODY, **HEADERS)

@@ -14,8 +14,8 @@ import pytest
 from front.keys import read_keys
 from front.live.page import FILE, INLINE
 from tests.pure.front.conftest import KEY
-from tests.pure.front.test_observed import ask
 from tests.support.ensemble import Ensemble, Front
+from tests.support.front_wire import sent
 
 MOST_BYTES = 50_000
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -23,17 +23,17 @@ TEXT = FILE.read_text()
 
 
 def test_browsers_get_the_page_and_others_the_name_of_the_model(front: Front) -> None:
-    status, headers, body = ask(front, "/", headers=BROWSER)
-    assert (status, headers["content-type"], body.decode()) == (200, "text/html; charset=utf-8", TEXT)
-    assert ask(front, "/", headers=BROWSER, method="HEAD")[0] == 200
+    status, headers, body = sent(front, "/", **BROWSER)
+    assert (status, headers["content-type"], body) == (200, "text/html; charset=utf-8", TEXT)
+    assert sent(front, "/", **BROWSER, method="HEAD")[0] == 200
     for accepts in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
-        status, headers, body = ask(front, "/", headers=accepts)
+        status, headers, body = sent(front, "/", **accepts)
         assert (status, json.loads(body)) == (200, {"model": "toy"})
         assert "accept" in headers["vary"].lower()
 
 
 def test_the_page_runs_and_draws_by_what_is_in_it_alone(front: Front) -> None:
-    headers = ask(front, "/", headers=BROWSER)[1]
+    headers = sent(front, "/", **BROWSER)[1]
     rules = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
     inline = INLINE.findall(TEXT)
     assert [kind for kind, _ in inline] == ["style", "script"]
@@ -52,10 +52,10 @@ def test_the_page_needs_no_key_and_what_it_asks_for_does(
 ) -> None:
     front = Front(ensemble, model, tmp_path, read_keys(None, KEY), demo=True)
     try:
-        assert ask(front, "/", headers=BROWSER)[0] == 200
-        assert ask(front, "/")[0] == ask(front, "/v1/models", headers=BROWSER)[0] == 401
-        assert ask(front, "/glance", headers=BROWSER)[0] == 401
-        assert ask(front, "/glance/kill", {"instance": 0}, BROWSER)[0] == 401
+        assert sent(front, "/", **BROWSER)[0] == 200
+        assert sent(front, "/")[0] == sent(front, "/v1/models", **BROWSER)[0] == 401
+        assert sent(front, "/glance", **BROWSER)[0] == 401
+        assert sent(front, "/glance/kill", {"instance": 0}, **BROWSER)[0] == 401
     finally:
         front.close()
 
