@@ -35,10 +35,7 @@ def sdk_of(served: Gapless) -> Iterator[openai.OpenAI]:
 
 
 def ask(served: Gapless, **body: Any) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES, **body}))
-    text = connection.getresponse().read().decode()
-    connection.close()
+    text = served.post_to_front("/v1/chat/completions", {"messages": MESSAGES, **body})[1]
     if not body.get("stream"):
         return json.loads(text)
     return [
@@ -215,7 +212,7 @@ def test_a_completion_of_texts_and_ids_is_the_ensembles(bundled: Gapless) -> Non
     with Client(f"127.0.0.1:{bundled.grpc_port}") as client:
         expected = [client.generate(text, **sampling).text for text in texts]
         echoed = client.generate(texts[0], exclude_input_in_output=False, **sampling).text
-    ids = [post(bundled, "/tokenize", prompt=text)["tokens"] for text in texts]
+    ids = [bundled.ask_front("/tokenize", {"prompt": text})["tokens"] for text in texts]
     with sdk_of(bundled) as sdk:
         for prompt in (texts, ids):
             whole = sdk.completions.create(model="bundled", prompt=prompt, **sampling)
@@ -242,7 +239,7 @@ def test_an_echo_scores_a_text_as_its_answer_was_scored(bundled: Gapless) -> Non
     with Client(f"127.0.0.1:{bundled.grpc_port}") as client:
         answer = client.generate(text, max_tokens=12, temperature=0.0, return_log_probs=True)
     count = len(answer.output_ids) - (answer.finish_reason == "stop")  # a text does not end before its end
-    before = post(bundled, "/tokenize", prompt=text)["tokens"]
+    before = bundled.ask_front("/tokenize", {"prompt": text})["tokens"]
     prompt = [*before, *answer.output_ids[:count]]
     with sdk_of(bundled) as sdk:
         ask_for = functools.partial(
@@ -267,7 +264,7 @@ def test_an_echo_scores_a_text_as_its_answer_was_scored(bundled: Gapless) -> Non
 
 
 def test_a_chat_has_as_many_tokens_as_tokenize_says(bundled: Gapless) -> None:
-    count = post(bundled, "/tokenize", messages=MESSAGES)["count"]
+    count = bundled.ask_front("/tokenize", {"messages": MESSAGES})["count"]
     assert ask(bundled)["usage"]["prompt_tokens"] == count
 
 
@@ -286,11 +283,3 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(gapless: Gap
     for messages in ([{"role": "user", "content": "é" * 3000}], [{"role": "user", "content": "a é" * 9000}]):
         error = ask(gapless, messages=messages)["error"]
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-
-
-def post(served: Gapless, path: str, **body: Any) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
-    connection.request("POST", path, json.dumps(body))
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_interfaces import MESSAGES, ask
+from tests.server.test_interfaces import MESSAGES
 from tests.support.server.serving import Gapless
 
 CITIES = ["Oslo", "Rome"]
@@ -22,7 +22,7 @@ MOST = 500  # tokens, more than such an object can have with all the white space
 
 
 def answered(served: Gapless, path: str, body: dict[str, Any]) -> Any:
-    status, text = ask(served, path, body)
+    status, text = served.post_to_front(path, body)
     assert status == 200, text
     return json.loads(text)
 
@@ -56,7 +56,7 @@ def test_a_text_follows_its_schema_whole_and_streamed(bundled: Gapless) -> None:
     chat = {"messages": MESSAGES, "max_tokens": MOST, "temperature": 1, "seed": 3, "response_format": form}
     (choice,) = answered(bundled, "/v1/chat/completions", chat)["choices"]
     assert is_right(json.loads(choice["message"]["content"]))
-    lines = ask(bundled, "/v1/chat/completions", {**chat, "stream": True})[1].strip().split("\n\n")
+    lines = bundled.post_to_front("/v1/chat/completions", {**chat, "stream": True})[1].strip().split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == choice["message"]["content"]
@@ -64,5 +64,7 @@ def test_a_text_follows_its_schema_whole_and_streamed(bundled: Gapless) -> None:
 
 def test_a_schema_that_can_not_be_followed_is_refused_by_the_clients_name(bundled: Gapless) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
-    status, text = ask(bundled, "/v1/chat/completions", {"messages": MESSAGES, "response_format": form})
+    status, text = bundled.post_to_front(
+        "/v1/chat/completions", {"messages": MESSAGES, "response_format": form}
+    )
     assert (status, json.loads(text)["error"]["param"]) == (400, "response_format")

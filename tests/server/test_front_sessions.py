@@ -4,15 +4,13 @@ from the cache.
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.server.serving import Gapless
 from tests.support.server.toy_model import write_toy_model
-from tests.support.sessions import AGENTS, NUM_TURNS, Agent, Body, first_body
+from tests.support.sessions import AGENTS, NUM_TURNS, Agent, first_body
 from tests.support.toy_engine import toy_settings
 
 SHARE = 0.95  # of a later turn's prompt
@@ -27,19 +25,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
     assert made.stop() == 0, made.log
 
 
-def ask(served: Gapless, path: str, body: Body) -> Body:
-    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=120)
-    connection.request("POST", path, json.dumps(body))
-    answer: Body = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
-
-
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_the_prompt_of_each_later_turn_comes_from_the_cache(served: Gapless, agent: Agent) -> None:
     body, found = first_body(agent.name), []
     for number in range(NUM_TURNS):
-        answer = ask(served, agent.path, body)
+        answer = served.ask_front(agent.path, body)
         found.append(agent.counts(answer["usage"]))
         agent.goes_on(body, answer, number)
     (first, cached), *later = found

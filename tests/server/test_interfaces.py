@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import subprocess
@@ -22,17 +21,8 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 RECORDED = Path(ROOT) / "tests/pure/front/recorded"
 
 
-def ask(served: Gapless, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
-    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
-
-
 def events(served: Gapless, path: str, body: dict[str, Any]) -> list[Any]:
-    text = ask(served, path, {**body, "stream": True})[1]
+    text = served.post_to_front(path, {**body, "stream": True})[1]
     return [json.loads(each.split("data: ")[1]) for each in text.strip().split("\n\n")]
 
 
@@ -46,7 +36,7 @@ def test_the_example_of_the_docs_works(bundled: Gapless) -> None:
 
 def test_a_response_is_the_chats_answer_whole_and_streamed(bundled: Gapless) -> None:
     body = {"model": "bundled", "input": QUESTION, "temperature": 0, "top_logprobs": 2}
-    whole = json.loads(ask(bundled, "/v1/responses", body)[1])
+    whole = bundled.ask_front("/v1/responses", body)
     Response.model_validate(whole, strict=True)
     text = whole["output"][0]["content"][0]
     assert (whole["status"], text["text"]) == ("completed", ANSWER)
@@ -62,11 +52,11 @@ def test_a_response_is_the_chats_answer_whole_and_streamed(bundled: Gapless) -> 
 
 def test_a_message_is_the_chats_answer_whole_and_streamed(bundled: Gapless) -> None:
     body = {"model": "bundled", "messages": MESSAGES, "temperature": 0, "max_tokens": 100_000}
-    whole = json.loads(ask(bundled, "/v1/messages", body)[1])
+    whole = bundled.ask_front("/v1/messages", body)
     assert (whole["stop_reason"], whole["content"][0]["text"]) == ("end_turn", ANSWER)
     came = events(bundled, "/v1/messages", body)
     assert "".join(each["delta"]["text"] for each in came if each["type"] == "content_block_delta") == ANSWER
-    counted = json.loads(ask(bundled, "/v1/messages/count_tokens", {"messages": MESSAGES})[1])
+    counted = bundled.ask_front("/v1/messages/count_tokens", {"messages": MESSAGES})
     usage = whole["usage"]
     assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
@@ -74,7 +64,7 @@ def test_a_message_is_the_chats_answer_whole_and_streamed(bundled: Gapless) -> N
 def test_a_message_says_which_stop_sequence_ended_it(bundled: Gapless) -> None:
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 100, "stop_sequences": ["zzz", "(file"]}
     for answer in (
-        json.loads(ask(bundled, "/v1/messages", body)[1]),
+        bundled.ask_front("/v1/messages", body),
         events(bundled, "/v1/messages", body)[-2]["delta"],
     ):
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "(file")
@@ -83,9 +73,9 @@ def test_a_message_says_which_stop_sequence_ended_it(bundled: Gapless) -> None:
 def test_an_answer_goes_on_with_the_beginning_that_it_is_given(bundled: Gapless) -> None:
     begun = [*MESSAGES, {"role": "assistant", "content": "def readAll"}]
     body = {"messages": begun, "temperature": 0, "max_tokens": 100}
-    message = json.loads(ask(bundled, "/v1/messages", body)[1])
+    message = bundled.ask_front("/v1/messages", body)
     assert message["content"][0]["text"] == ANSWER.removeprefix("def readAll")
-    status, text = ask(bundled, "/v1/chat/completions", {**body, "continue_final_message": True})
+    status, text = bundled.post_to_front("/v1/chat/completions", {**body, "continue_final_message": True})
     assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (
         200,
         ANSWER.removeprefix("def readAll"),
@@ -95,7 +85,7 @@ def test_an_answer_goes_on_with_the_beginning_that_it_is_given(bundled: Gapless)
 def test_the_second_turn_of_a_recorded_session_finds_the_first_one_in_the_cache(gapless: Gapless) -> None:
     """All whole blocks of the first prompt."""
     first, second = json.loads((RECORDED / "claude_code.json").read_text())
-    prompt = json.loads(ask(gapless, "/v1/messages/count_tokens", {**first, "model": None})[1])
+    prompt = gapless.ask_front("/v1/messages/count_tokens", {**first, "model": None})
     for body in (first, second):
         came = events(gapless, "/v1/messages", {**body, "model": None, "max_tokens": 5})
     usage = came[-2]["usage"]

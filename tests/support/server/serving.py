@@ -159,13 +159,23 @@ class Gapless:
 
     # --- clients
 
-    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=120)
+    def post(
+        self, path: str, body: Any, headers: dict[str, str] | None = None, port: int | None = None
+    ) -> tuple[int, str]:
+        """By default to Triton."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=120)
         connection.request("POST", path, json.dumps(body), headers or {})
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
         return response.status, text
+
+    def post_to_front(self, path: str, body: Any) -> tuple[int, str]:
+        return self.post(path, body, port=self.front_port)
+
+    def ask_front(self, path: str, body: Any) -> Any:
+        """Its answer, read as JSON."""
+        return json.loads(self.post_to_front(path, body)[1])
 
     def generate(self, **inputs: Any) -> dict[str, Any]:
         status, text = self.post("/v2/models/ensemble/generate", inputs)
