@@ -34,6 +34,7 @@ from python_backends.prediction.stage_models import MIN_ANSWERS, StageModels
 from python_backends.prediction.token_counts import buckets_of, numbers_of
 from python_backends.prediction.versions import CURRENT, KEPT, Learned, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
+from tests.support.clock import Clock
 from tests.support.records import ENCODER, record
 from tests.support.server.serving import wait_for
 
@@ -163,12 +164,12 @@ def test_a_version_that_counts_is_kept_whatever_other_files_are_called(tmp_path:
 
 
 def test_a_forest_that_is_gone_is_grown_again(tmp_path: Path) -> None:
-    now_s = [0.0]
-    learner = Learner(SETTINGS, tmp_path, learn_here, lambda: now_s[0])
+    clock = Clock(0.0)
+    learner = Learner(SETTINGS, tmp_path, learn_here, clock)
     learner.take(answers(150, 2))
     learn(tmp_path, ENCODER)
     (tmp_path / "forest-000001.npz").unlink()
-    now_s[0] += 2
+    clock.now_s += 2
     assert learner.learn_if_due()
     assert expected_mean(tmp_path, 20) == pytest.approx(40, abs=5)
     learner.close()
@@ -357,13 +358,13 @@ def test_learning_goes_on_in_a_log_whose_ids_begin_again(log: RequestLog) -> Non
 def test_a_learner_whose_log_is_gone_ends_so_that_another_begins_a_new_one(
     tmp_path: Path, is_replaced: bool
 ) -> None:
-    now_s = [0.0]
-    learner = Learner(SETTINGS, tmp_path, learn_here, lambda: now_s[0])
+    clock = Clock(0.0)
+    learner = Learner(SETTINGS, tmp_path, learn_here, clock)
     learner.take(answers(150, 2))
     shutil.rmtree(tmp_path)
     if is_replaced:
         RequestLog(tmp_path, 10).close()
-    now_s[0] += 2
+    clock.now_s += 2
     with pytest.raises(OSError, match=request_log.FILE):
         learner.learn_if_due()
     learner.close()

@@ -11,15 +11,9 @@ import pytest
 
 from python_backends.instance.ending import WAIT_S, Ending
 from python_backends.linux.process_group import ASK
+from tests.support.clock import Clock
 
 OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

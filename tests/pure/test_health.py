@@ -21,6 +21,7 @@ from python_backends.launcher.health import (
 )
 from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import LauncherRecord, read_restarts
+from tests.support.clock import Clock
 
 
 class Asked:
@@ -100,23 +101,23 @@ def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None
 def test_a_start_that_the_host_refuses_is_tried_again_after_longer_and_longer_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now, refusals, tries = [50.0], [OSError("no memory")] * 7, []
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock, refusals, tries = Clock(50.0), [OSError("no memory")] * 7, []
+    monkeypatch.setattr("time.monotonic", clock)
 
     def start() -> None:
-        tries.append(now[0])
+        tries.append(clock.now_s)
         if refusals:
             raise refusals.pop()
 
     process = Start("the instance", start)
     process.begin()
     for _ in range(200):
-        now[0] += 0.5
+        clock.now_s += 0.5
         process.go_on()
     assert tries == [50.0, 51.0, 53.0, 57.0, 65.0, 81.0, 111.0, 141.0], "and it is started once"
     assert "the instance can't be started (no memory); trying again in 16 s" in caplog.text
     process.begin()
-    assert tries[-1] == now[0]
+    assert tries[-1] == clock.now_s
 
 
 def test_a_slow_call_for_which_no_thread_is_left_is_refused_by_the_host(

@@ -19,6 +19,7 @@ from python_backends.watching.board import Board
 from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.watching.launcher_record import LauncherRecord, read_restarts
+from tests.support.clock import Clock
 from tests.support.server.serving import wait_for
 
 
@@ -163,8 +164,8 @@ def test_one_that_was_ready_may_end_any_number_of_times(launcher: Launcher) -> N
 def test_one_that_the_host_refuses_to_start_is_tried_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
     launcher = Launcher(tmp_path, instances=2)
     process = launcher.instances._processes[0]._child._process
     assert process is not None
@@ -178,9 +179,9 @@ def test_one_that_the_host_refuses_to_start_is_tried_again_and_the_others_go_on(
         shortage.setattr(local, "start_group", refuse)
         for _ in range(100):
             assert launcher.running() == [1]
-            now[0] += 0.5
+            clock.now_s += 0.5
     assert "instance 0 can't be started (Resource temporarily unavailable); trying again in" in caplog.text
-    now[0] += 30
+    clock.now_s += 30
     assert launcher.running() == [0, 1]
     assert launcher.num_restarts() == 1
     launcher.instances.stop(0)
@@ -205,17 +206,17 @@ def test_between_starts_that_lead_to_nothing_are_longer_and_longer_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a start lacks in its own process, such as threads, may come back."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
     launcher = Launcher(tmp_path, instances=2)
     child, started_s = launcher.instances._processes[1]._child, []
     while not launcher.instances._given_up:
         if 1 in launcher.running():
-            started_s.append(now[0])
+            started_s.append(clock.now_s)
             child._process.kill()
             child._process.wait()
         else:
-            now[0] += 0.5
+            clock.now_s += 0.5
     assert started_s == [0.0, 1.0, 3.0, 7.0, 15.0]
     launcher.instances.stop(0)
 
@@ -224,8 +225,8 @@ def test_one_that_is_given_up_is_tried_again_after_a_long_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nothing is scaled any more: each number of instances would lack one that does not come."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
     launcher = Launcher(tmp_path, instances=2)
 
     def give_up(number: int) -> None:
@@ -234,15 +235,15 @@ def test_one_that_is_given_up_is_tried_again_after_a_long_pause(
             if number in launcher.running():
                 child._process.kill()
                 child._process.wait()
-            now[0] += 0.5
+            clock.now_s += 0.5
 
     give_up(1)
     assert launcher.running() == [0]
-    now[0] += TRY_AGAIN_S
+    clock.now_s += TRY_AGAIN_S
     assert launcher.running() == [0, 1]
     with pytest.raises(GiveUpError):  # the other one has not been ready since
         give_up(0)
-    now[0] += TRY_AGAIN_S
+    clock.now_s += TRY_AGAIN_S
     launcher.say(1, State.READY)
     assert 1 in launcher.running()
     assert 1 not in launcher.instances._given_up
@@ -252,16 +253,16 @@ def test_one_that_is_given_up_is_tried_again_after_a_long_pause(
 def test_an_instance_with_long_steps_is_ended_only_after_a_longer_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
     launcher = Launcher(tmp_path, instances=1)
     process = launcher.instances._processes[0]
-    process._silence = pauses.Silence(clock=lambda: now[0])
+    process._silence = pauses.Silence(clock=clock)
     launcher.say(0, State.READY)
     InstanceRecord(launcher.board, 0).beat(8.0)
     looks = []
     for _ in range(34):
-        now[0] += 1
+        clock.now_s += 1
         looks.append(process._looks_stalled())
     assert looks.index(True) == 33, "after more than four of its longest steps"
     launcher.instances.stop(0)

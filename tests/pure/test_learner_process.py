@@ -13,6 +13,7 @@ from python_backends.launcher.companion import Companion
 from python_backends.launcher.supervisor import LEARNER, LONGEST_LEARNER_PAUSE_S
 from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import LauncherRecord, read_restarts
+from tests.support.clock import Clock
 
 
 class Files:
@@ -32,11 +33,11 @@ def learner_of(record: LauncherRecord) -> Companion:
 @pytest.fixture
 def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets time pass."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
 
     def advance(seconds: float) -> None:
-        now[0] += seconds
+        clock.now_s += seconds
 
     return advance
 

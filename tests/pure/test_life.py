@@ -16,6 +16,7 @@ from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
 from python_backends.triton_models import life
 from python_backends.triton_models.life import Life, watched
 from python_backends.watching.board import Board
+from tests.support.clock import Clock
 
 
 @pytest.fixture
@@ -95,27 +96,19 @@ def test_the_beats_stop_when_the_thread_that_must_turn_no_longer_does(board: Boa
     life.end()
 
 
-class Time:
-    def __init__(self) -> None:
-        self.s = 100.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made = Time()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
     silence = stubs.Silence
     monkeypatch.setattr(stubs, "Silence", lambda: silence(clock=made))
     return made
 
 
-def test_a_stub_that_does_not_beat_is_suspected_and_then_hangs(board: Board, clock: Time) -> None:
+def test_a_stub_that_does_not_beat_is_suspected_and_then_hangs(board: Board, clock: Clock) -> None:
     watched_stubs = Stubs((*STUBS, PREDICTOR), board, dead_after_s=10)
     found = {}
     for step in range(400):
-        clock.s += 0.2
+        clock.now_s += 0.2
         for model in ("scheduler", "detokenizer"):
             board.beat(model)
         watched_stubs.look()
@@ -131,14 +124,14 @@ def test_a_stub_that_does_not_beat_is_suspected_and_then_hangs(board: Board, clo
     assert not watched_stubs.suspects
 
 
-def test_no_stub_hangs_because_the_whole_machine_stood_still(board: Board, clock: Time) -> None:
+def test_no_stub_hangs_because_the_whole_machine_stood_still(board: Board, clock: Clock) -> None:
     watched_stubs = Stubs(STUBS, board, dead_after_s=10)
     for _ in range(3):
         for model in STUBS:
             board.beat(model)
-        clock.s += 0.2
+        clock.now_s += 0.2
         watched_stubs.look()
-        clock.s += 15
+        clock.now_s += 15
         watched_stubs.look()
         assert not watched_stubs.hung
         assert not watched_stubs.suspects

@@ -22,6 +22,7 @@ from python_backends.scheduling.policies import POLICIES, policy_of
 from python_backends.scheduling.policies.ours import slack_then_ratio
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import SchedulingSettings
+from tests.support.clock import Clock
 from tests.support.scheduling import Instance, answer, request, write_vocabulary
 
 
@@ -285,12 +286,10 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
 def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s = [5.0]
+    clock = Clock(5.0)
     monkeypatch.setattr(predicted_order, "PATIENCE", 0.25)
     settings = SchedulingSettings(policy="ours", ttft_s=1.0)
-    order = PredictedOrder(
-        slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
-    )
+    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), clock)
     for number in range(3 * LOOKED_AT):
         long = waiting(number, predicted=90 - number / LOOKED_AT * 25)
         long.arrived_s = number / 3 / LOOKED_AT
@@ -302,7 +301,7 @@ def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first(
 
     order.seated(waiting(90_000, predicted=1))  # arrived at 4.0
     assert [head() for _ in range(3)][-1] != [0, 1, 2]
-    for now_s[0] in (6.0, 7.0, 8.0, 9.0):
+    for clock.now_s in (6.0, 7.0, 8.0, 9.0):
         heads = head()
     assert heads == [0, 1, 2], "passed over 4 s ago, and the longest wait is 9 s"
 
@@ -330,12 +329,10 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """0 is long; 3, which came later and is short, goes before it."""
-    now_s = [5.0]
+    clock = Clock(5.0)
     monkeypatch.setattr(predicted_order, "PATIENCE", 0.5)
     settings = SchedulingSettings(policy="ours", ttft_s=1.0)
-    order = PredictedOrder(
-        slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
-    )
+    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), clock)
 
     def head(slots_are_scarce: bool = True) -> list[int]:
         order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10), slots_are_scarce)
@@ -349,7 +346,7 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
     order.remove(late)
     order.seated(late)
     assert head() == [4, 0], "passed over just now"
-    now_s[0] = 6.6
+    clock.now_s = 6.6
     newer = waiting(5, predicted=2)
     newer.arrived_s = 6.5
     order.add(newer)
@@ -358,16 +355,16 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
 
 
 def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
-    now_s = [5.0]
+    clock = Clock(5.0)
     order = PredictedOrder(
-        slack_then_ratio, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: now_s[0]
+        slack_then_ratio, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), clock
     )
     urgent = Sequence(request(1, [1], priority=7), np.zeros(0, np.int32), 1, 0, arrived_s=4.5)
     order.add(waiting(0, predicted=90))
     order.add(urgent)
     order.remove(urgent)
     order.seated(urgent)
-    now_s[0] = 9.0
+    clock.now_s = 9.0
     newer = waiting(2, predicted=1)
     newer.arrived_s = 8.9
     order.add(newer)

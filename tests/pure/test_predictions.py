@@ -29,6 +29,7 @@ from python_backends.settings import (
 from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, MEDIAN, Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
+from tests.support.clock import Clock
 from tests.support.toy_engine import TOY
 
 SUBJECT = Subject("Say it", "hello", 1, 12)
@@ -82,13 +83,6 @@ def test_questions_that_nobody_takes_are_bounded() -> None:
 
 
 # --- only when somebody can use it
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def nobody(number: int) -> bool:

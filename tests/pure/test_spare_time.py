@@ -9,13 +9,7 @@ from python_backends.instance.spare_time import GOAL, MOST_LATE_S, SpareTime, Sp
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
-
-
-class Clock:
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
+from tests.support.clock import Clock
 
 
 class Work(SpareWork):
@@ -29,7 +23,7 @@ class Work(SpareWork):
 
     def work(self, slack_s: float, plan: StepPlan | None) -> bool:
         self.given_s.append(slack_s)
-        self._clock.seconds += self._takes_s
+        self._clock.now_s += self._takes_s
         return self._takes_s > 0
 
 
@@ -37,13 +31,13 @@ class OneWork:
     """A loop with one kind of work and a turned clock; 45 ms a token, or 25 ms while nobody waits."""
 
     def __init__(self) -> None:
-        self._clock = Clock()
+        self._clock = Clock(0.0)
         self._work = Work(self._clock)
         self._spare = SpareTime([self._work], 0.045, 0.025, self._clock)
 
     def given_s(self, plan: StepPlan | None, at_s: float = 0.0, is_waited_for: bool = False) -> float:
         """Before a step that begins then."""
-        self._clock.seconds = at_s
+        self._clock.now_s = at_s
         self._spare.use(plan, step_time(), is_waited_for)
         return self._work.given_s[-1]
 
@@ -118,7 +112,7 @@ def test_a_long_time_between_two_steps_is_not_caught_up() -> None:
 
 
 def test_one_kind_of_work_has_what_those_before_it_leave() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     first, second = Work(clock, 0.004), Work(clock, 0.002)
     spare = SpareTime([first, second], 0.045, 0.025, clock)
     assert spare.use(SIXTEEN, step_time(), False)
@@ -132,7 +126,7 @@ def test_an_idle_loop_waits_no_longer_than_any_work_that_there_is() -> None:
     class Done(Work):
         has_work = False
 
-    clock = Clock()
+    clock = Clock(0.0)
     assert SpareTime([Patient(clock), Done(clock)]).patience_s == 0.005
     assert SpareTime([Patient(clock), Work(clock)]).patience_s == 0
     assert not SpareTime([Done(clock)]).has_work

@@ -23,6 +23,7 @@ from commands import startup
 from commands.called import called
 from python_backends.linux.start_clock import StartClock, read_phases, start_clock
 from python_backends.settings import ROOT
+from tests.support.clock import Clock
 
 INSTANCE = "instance 0: ready after 3.00 s: imports 1.00, reading weights 0.75, first steps 1.25"
 LAUNCHER = "gapless: ready after 6.50 s: imports 0.50, an instance 4.00, tritonserver 2.00"
@@ -45,42 +46,42 @@ server.serve_forever()
 
 
 @pytest.fixture
-def clock() -> Iterator[tuple[StartClock, list[float]]]:
-    """A clock, and what it is turned by: [seconds]."""
-    now_s = [10.0]
-    return StartClock(8.0, lambda: now_s[0]), now_s  # type: ignore[return-value]
+def clocks() -> tuple[StartClock, Clock]:
+    """A clock of a start, and the one that it reads."""
+    clock = Clock(10.0)
+    return StartClock(8.0, clock), clock
 
 
-def test_phases_follow_each_other_and_add_up(clock: tuple[StartClock, list[float]]) -> None:
-    started, now_s = clock
+def test_phases_follow_each_other_and_add_up(clocks: tuple[StartClock, Clock]) -> None:
+    started, clock = clocks
     started.ended("imports")
-    now_s[0] += 0.5
+    clock.now_s += 0.5
     started.ended("tokenizer")
-    now_s[0] += 0.25
+    clock.now_s += 0.25
     started.ended("imports")
     assert str(started) == "2.75 s: imports 2.25, tokenizer 0.50"
 
 
 def test_what_it_takes_to_get_items_is_no_part_of_what_is_done_with_them(
-    clock: tuple[StartClock, list[float]],
+    clocks: tuple[StartClock, Clock],
 ) -> None:
-    started, now_s = clock
+    started, clock = clocks
     started.ended("imports")
 
     def layers() -> Iterator[int]:
         for number in range(3):
-            now_s[0] += 0.5
+            clock.now_s += 0.5
             yield number
-        now_s[0] += 0.25
+        clock.now_s += 0.25
 
     for _ in started.timed("reading weights", layers()):
-        now_s[0] += 1.0
+        clock.now_s += 1.0
     started.ended("packing weights")
     assert read_phases(str(started)) == {"imports": 2.0, "reading weights": 1.75, "packing weights": 3.0}
     assert str(started).startswith("6.75 s: ")
 
 
-def test_no_item_is_kept_while_the_next_one_is_got(clock: tuple[StartClock, list[float]]) -> None:
+def test_no_item_is_kept_while_the_next_one_is_got(clocks: tuple[StartClock, Clock]) -> None:
     class Item:
         pass
 
@@ -94,7 +95,7 @@ def test_no_item_is_kept_while_the_next_one_is_got(clock: tuple[StartClock, list
             yield item
             del item
 
-    timed = clock[0].timed("reading weights", items())
+    timed = clocks[0].timed("reading weights", items())
     for _ in range(3):
         next(timed)
     assert len(kept) == 3

@@ -16,6 +16,7 @@ from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.triton_server import TritonServer
 from python_backends.settings import Settings
 from python_backends.watching.board import Board
+from tests.support.clock import Clock
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TritonSe
 def test_it_is_tried_again_while_the_host_refuses_a_process_or_its_threads(
     server: TritonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock(0.0)
+    monkeypatch.setattr("time.monotonic", clock)
 
     def no_process(*_: object, **__: object) -> NoReturn:
         raise BlockingIOError("Resource temporarily unavailable")
@@ -47,12 +48,12 @@ def test_it_is_tried_again_while_the_host_refuses_a_process_or_its_threads(
         assert (server.is_running, server.has_ended) == (False, False), "it has not failed"
     with monkeypatch.context() as shortage:
         shortage.setattr(threading.Thread, "start", no_thread)
-        now[0] += 1.0
+        clock.now_s += 1.0
         server.go_on()
         assert (server.is_running, server.has_ended) == (False, False)
     server.go_on()
     assert not server.is_running, "there are pauses"
-    now[0] += 2.0
+    clock.now_s += 2.0
     server.go_on()
     assert server.is_running
     server.kill()

@@ -16,6 +16,7 @@ from benchmarks.host_time.loop import ChangingQueue, WaitingStreams
 from python_backends.nouns.request import BASE, AdapterVersion, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.waiting import WaitingList
+from tests.support.clock import Clock
 from tests.support.examples import examples
 
 BOUND_S = 10.0
@@ -128,53 +129,53 @@ def test_larger_priorities_go_first_and_within_one_who_came_first() -> None:
 
 
 def test_who_was_passed_over_for_too_long_goes_first() -> None:
-    now_s = [0.0]
-    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    clock = Clock(0.0)
+    waiting = WaitingList(BOUND_S, clock)
     first, urgent = sequence(0), sequence(1, priority=9)
     waiting.add(first)
-    now_s[0] = 100.0
+    clock.now_s = 100.0
     waiting.add(urgent)
     assert next(waiting.in_order()) is urgent, "long waiting alone is no reason: nobody was put before it"
     waiting.seat(urgent)
     for arrival in range(2, 30):
         waiting.add(sequence(arrival, priority=9))
-        now_s[0] += 0.5
+        clock.now_s += 0.5
         chosen = next(waiting.in_order())
         waiting.seat(chosen)
         if chosen is first:
             break
-    assert now_s[0] == 110.0
+    assert clock.now_s == 110.0
 
 
 def test_who_comes_back_or_from_elsewhere_is_not_overdue_before_it_has_waited_here() -> None:
     """Somebody was passed over long ago, and has gone."""
-    now_s = [0.0]
-    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    clock = Clock(0.0)
+    waiting = WaitingList(BOUND_S, clock)
     passed, later = sequence(1), sequence(2)
     waiting.add(passed)
     waiting.add(later)
     waiting.seat(later)
-    now_s[0] = 100.0
+    clock.now_s = 100.0
     waiting.seat(passed)
     evicted, urgent = sequence(0, priority=-1), sequence(3, priority=1)
     waiting.add(evicted)
     waiting.add(urgent)
     for _ in range(19):
-        now_s[0] += 0.5
+        clock.now_s += 0.5
         assert next(waiting.in_order()) is urgent
-    now_s[0] += 0.5
+    clock.now_s += 0.5
     assert next(waiting.in_order()) is evicted
 
 
 def test_to_ask_what_the_head_needs_changes_nothing() -> None:
     """Only a look at the turns notes which are overdue."""
-    now_s = [0.0]
-    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    clock = Clock(0.0)
+    waiting = WaitingList(BOUND_S, clock)
     first, urgent = sequence(0), sequence(1, priority=9)
     waiting.add(first)
     waiting.add(urgent)
     waiting.seat(urgent)
-    now_s[0] = 2 * BOUND_S
+    clock.now_s = 2 * BOUND_S
     assert waiting.num_head_blocks == 1
     assert not waiting.is_overdue(first)
     assert next(waiting.in_order()) is first

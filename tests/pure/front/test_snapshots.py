@@ -11,15 +11,8 @@ import pytest
 from front.live.events import happened, restarted
 from front.live.rows import Rows
 from front.live.snapshot import MOST_EVENTS, Snapshots
+from tests.support.clock import Clock
 from tests.support.status import NOWHERE, instance, request, status, waiting
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def plain(snapshot: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from python_backends.prediction.encoder import CachedEncoder, EncoderError, pack
 from python_backends.prediction.predictor import LOOK_EVERY_S, MAX_SAVED_S, Budget, Predictor
 from python_backends.prediction.request_log import RequestLog
 from python_backends.settings import PredictionSettings
+from tests.support.clock import Clock
 from tests.support.records import record
 
 
@@ -30,13 +31,6 @@ class Words:
     def encode(self, texts: Sequence[str]) -> Floats:
         self.asked += texts
         return np.array([[len(text)] * self.dim for text in texts], np.float32)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def subjects(count: int, text: str = "input {}") -> list[Subject]:
