@@ -141,11 +141,8 @@ def ratios(alone: list[float], beside: list[float]) -> list[dict[str, float]]:
 
 def main() -> None:
     asked = command_line(__doc__, "six lines, few requests, the small model").parse_args()
-    served = Gapless(**{"model.directory": "bundled" if asked.quick else "auto"})
-    try:
+    with Gapless(**{"model.directory": "bundled" if asked.quick else "auto"}) as served:
         result = measure(served, *((2, 6, 3) if asked.quick else (ROUNDS, NUM_LINES, NUM_REQUESTS)))
-    finally:
-        served.stop()
     if asked.json:
         write_result(asked.json, result)
     print(table(result["rows"]))

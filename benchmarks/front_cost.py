@@ -132,10 +132,10 @@ def processor_s(processes: list[psutil.Process]) -> float:
 
 def measure(part: Part, rounds: int) -> list[Row]:
     rows = []
-    with contextlib.ExitStack() as stack:
-        served = Gapless(**part.settings)
-        stack.callback(served.stop)
-        clients = stack.enter_context(contextlib.closing(Clients(served, part.work.in_flight)))
+    with (
+        Gapless(**part.settings) as served,
+        contextlib.closing(Clients(served, part.work.in_flight)) as clients,
+    ):
         processes, server = fronts(served), served.processes()
         for number in range(rounds + 1):
             first = number % len(MODES)  # each round begins with another one

@@ -196,13 +196,12 @@ def measure(served: Gapless, quick: bool) -> Iterator[Row]:
 
 def main() -> None:
     asked = command_line(__doc__, "an engine that computes nothing, four turns, one kill").parse_args()
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as directory:
         toy = toy_settings(write_toy_model(Path(directory) / "model"), step_ms=2)
         toy["model.max_model_tokens"] = TOY_CONTEXT
         real = {"model.directory": "auto", "model.max_model_tokens": CONTEXT}
-        served = Gapless({"GAPLESS_API_KEY": KEY}, **(toy if asked.quick else real))
-        stack.callback(served.stop)
-        rows = list(measure(served, asked.quick))
+        with Gapless({"GAPLESS_API_KEY": KEY}, **(toy if asked.quick else real)) as served:
+            rows = list(measure(served, asked.quick))
     if asked.json:
         write_result(asked.json, {"rows": rows})
     print(table(rows))

@@ -160,16 +160,13 @@ def main() -> None:
     parser = command_line(__doc__, quick=f"{QUICK_SCHEMAS} schemas: does it run at all?")
     parser.add_argument("--schemas", type=int, default=NUM_SCHEMAS)
     asked = parser.parse_args()
-    served = Gapless(**{"model.dtype": "float32"})
-    try:
+    with Gapless(**{"model.dtype": "float32"}) as served:
         measured = Measured(served)
         rows = [
             measured.alone(QUICK_ALONE_S if asked.quick else ALONE_S),
             measured.plain(QUICK_PLAIN if asked.quick else NUM_PLAIN),
             measured.guided(QUICK_SCHEMAS if asked.quick else asked.schemas),
         ]
-    finally:
-        served.stop()
     kept = memory_rows(measured.marks)
     if asked.json:
         write_result(asked.json, {"rows": rows, "memory_mib": kept})

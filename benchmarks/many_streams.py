@@ -75,8 +75,7 @@ def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[
         instance = stack.enter_context(
             contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), Path(directory)))
         )
-        served = Gapless(**settings)
-        stack.callback(served.stop)
+        served = stack.enter_context(Gapless(**settings))
         ensemble = EnsembleStreams(served.http_port, streams, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
         for number in range(rounds + 1):

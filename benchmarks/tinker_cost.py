@@ -192,23 +192,14 @@ def main() -> None:
             "finetuning.directory": f"{directory}/jobs",
         }
         Path(given["adapters.directory"]).mkdir()
-        with running(given) as served:
+        with Gapless(**given) as served:
             objective = objective_ms(served, num_requests)
-        with running(given | {"scheduling.late_token_ms": objective}) as served:
+        with Gapless(**given, **{"scheduling.late_token_ms": objective}) as served:
             rows = measure(served, rounds, num_requests, objective)
     if asked.json:
         write_result(asked.json, {"objective_ms": objective, "rows": rows})
     print(f"objective: {objective} ms")
     print(table(summary(rows)))
-
-
-@contextmanager
-def running(settings: dict[str, Any]) -> Iterator[Gapless]:
-    served = Gapless(**settings)
-    try:
-        yield served
-    finally:
-        served.stop()
 
 
 if __name__ == "__main__":

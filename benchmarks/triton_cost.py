@@ -171,8 +171,7 @@ def measure(
         )
         loaded = load(ROOT / "gapless.toml", settings)
         instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))
-        served = Gapless(**settings)
-        stack.callback(served.stop)
+        served = stack.enter_context(Gapless(**settings))
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
         if kind_of(loaded).gives_way(loaded):

@@ -141,14 +141,10 @@ def pair(served: Gapless, seconds: float, is_watched_first: bool) -> tuple[Windo
 
 
 def measure(model: str, num_pairs: int, seconds: float) -> Row:
-    served = Gapless(**{"model.directory": model})
-    try:
-        with busy(served.front_port):
-            time.sleep(WARM_UP_S)
-            bar = tqdm(range(num_pairs), desc=f"{model}, pairs of windows", disable=None)
-            return row_of(model, seconds, [pair(served, seconds, bool(number % 2)) for number in bar])
-    finally:
-        served.stop()
+    with Gapless(**{"model.directory": model}) as served, busy(served.front_port):
+        time.sleep(WARM_UP_S)
+        bar = tqdm(range(num_pairs), desc=f"{model}, pairs of windows", disable=None)
+        return row_of(model, seconds, [pair(served, seconds, bool(number % 2)) for number in bar])
 
 
 def row_of(model: str, seconds: float, pairs: list[tuple[Window, Window]]) -> Row:

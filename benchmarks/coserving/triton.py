@@ -51,8 +51,7 @@ def through_triton(
             "finetuning.directory": directory,
         }
         jobs = jobs_directory(load(ROOT / "gapless.toml", given))
-        server = Gapless(**given)
-        stack.callback(server.stop)
+        server = stack.enter_context(Gapless(**given))
         streams = EnsembleStreams(
             server.http_port, CONNECTIONS, lambda event: num_tokens(event["text_output"])
         )

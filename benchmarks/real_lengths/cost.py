@@ -88,8 +88,7 @@ def measure(
                 "prediction.directory": folder,
                 "prediction.relearn_s": NEVER_S,
             }
-            servers[mode] = Gapless(**settings)
-            stack.callback(servers[mode].stop)
+            servers[mode] = stack.enter_context(Gapless(**settings))
         for in_flight in loads:
             count, tokens = LOADS[in_flight]
             count, tokens = (count // 8, 4) if quick else (count, tokens)

@@ -74,7 +74,7 @@ class Bench:
         asked = self._asked
         with tempfile.TemporaryDirectory(prefix="learned-") as folder:
             shutil.copytree(self._learned, folder, dirs_exist_ok=True)
-            served = Gapless(
+            with Gapless(
                 **{
                     "model.directory": "auto",
                     "prediction.directory": folder,
@@ -87,11 +87,8 @@ class Bench:
                     "scheduling.ttft_s": asked.ttft,
                     "finetuning.enabled": False,
                 }
-            )
-            try:
+            ) as served:
                 yield served
-            finally:
-                served.stop()
 
     def capacity(self) -> float:
         """Requests a second while requests always wait: tokens a second between the first end and the last

@@ -35,23 +35,21 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
     dies, and requests move; and Prometheus, which saw it.
     """
     model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
-    gapless = Gapless(
-        **{
-            **toy_settings(model, step_ms=5),
-            "engine.slots": 4,
-            "streams.max_open": 40,
-            "scheduling.policy": "ours",
-            "cluster.instances": 2,
-            "cluster.policy": SHUFFLE,
-        }
-    )
-    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)
-    try:
-        load(gapless, prometheus)
-        yield gapless, prometheus
-    finally:
-        prometheus.stop()
-        gapless.stop()
+    settings = {
+        **toy_settings(model, step_ms=5),
+        "engine.slots": 4,
+        "streams.max_open": 40,
+        "scheduling.policy": "ours",
+        "cluster.instances": 2,
+        "cluster.policy": SHUFFLE,
+    }
+    with Gapless(**settings) as gapless:
+        prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)
+        try:
+            load(gapless, prometheus)
+            yield gapless, prometheus
+        finally:
+            prometheus.stop()
 
 
 def load(gapless: Gapless, prometheus: Prometheus) -> None:

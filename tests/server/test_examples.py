@@ -55,10 +55,9 @@ def served(directories: dict[str, Path]) -> Iterator[Gapless]:
     settings["front.corrections"] = 16
     settings["engine.threads"] = 1  # those of torch, which train, spin while they wait for each other
     settings["streams.dead_after_s"] = 60  # no instance is started again because the machine is busy
-    gapless = Gapless(**settings, **directories)
-    wait_for(lambda: gapless.metrics()['gapless_instances{state="ready"}'] == 2, 120)
-    yield gapless
-    assert gapless.stop() == 0, gapless.log
+    with Gapless(**settings, **directories) as gapless:
+        wait_for(lambda: gapless.metrics()['gapless_instances{state="ready"}'] == 2, 120)
+        yield gapless
 
 
 def printed(served: Gapless, directories: dict[str, Path], name: str) -> str:

@@ -44,7 +44,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gapless(jobs_directory: Path, adapters: Path) -> Iterator[Gapless]:
-    served = Gapless(
+    with Gapless(
         **{
             "model.dtype": "float32",
             "engine.kind": "torch",
@@ -53,9 +53,8 @@ def gapless(jobs_directory: Path, adapters: Path) -> Iterator[Gapless]:
             "front.corrections": 16,
             **QUICK,
         }
-    )
-    yield served
-    assert served.stop() == 0, served.log
+    ) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

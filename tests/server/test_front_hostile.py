@@ -29,9 +29,8 @@ GROWTH_BYTES = 40 * MIB  # of both processes: buffers of sockets, of Python's al
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
-    made = Gapless(**{**toy_settings(model, step_ms=2), "front.processes": 2})
-    yield made
-    assert made.stop() == 0, made.log
+    with Gapless(**{**toy_settings(model, step_ms=2), "front.processes": 2}) as made:
+        yield made
 
 
 def fronts(served: Gapless) -> list[psutil.Process]:

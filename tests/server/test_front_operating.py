@@ -51,15 +51,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Gapless]:
     """One slot, and three requests at most; https."""
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
-    made = Gapless(
+    with Gapless(
         **{
             **toy_settings(model, step_ms=10),
             **{"engine.slots": 1, "streams.max_open": 3, "streams.dead_after_s": 3},
             "front.tls_certificate": certificate,
         }
-    )
-    yield made
-    assert made.stop() == 0, made.log
+    ) as made:
+        yield made
 
 
 class Client:

@@ -20,9 +20,8 @@ MOST_COMPUTED = 200  # tokens of a later turn: what it adds, and a block that wa
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
-    made = Gapless(**{**toy_settings(model), "model.max_model_tokens": 16384})
-    yield made
-    assert made.stop() == 0, made.log
+    with Gapless(**{**toy_settings(model), "model.max_model_tokens": 16384}) as made:
+        yield made
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)

@@ -55,9 +55,8 @@ def bounded(model: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Gapless]:
     """10 ms a step: a thought takes more than two seconds."""
-    made = Gapless(**{**toy_settings(model, step_ms=10), "streams.dead_after_s": 3})
-    yield made
-    assert made.stop() == 0, made.log
+    with Gapless(**{**toy_settings(model, step_ms=10), "streams.dead_after_s": 3}) as made:
+        yield made
 
 
 def streamed(served: Gapless, case: dict[str, Any], then: Callable[[], None]) -> dict[str, str]:

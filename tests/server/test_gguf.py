@@ -38,8 +38,7 @@ def test_a_file_is_served_as_a_directory_is(tmp_path: Path, layers: str) -> None
     model = AutoModelForCausalLM.from_config(CONFIG).eval()
     path = convert(model, tmp_path / "small model.gguf")
     settings = {"model.directory": str(path), "model.dtype": "float32", "engine.cpp_layers": layers}
-    gapless = Gapless(**settings)
-    try:
+    with Gapless(**settings) as gapless:
         answer = gapless.generate(
             messages=CHAT,
             max_tokens=NUM_TOKENS,
@@ -47,8 +46,6 @@ def test_a_file_is_served_as_a_directory_is(tmp_path: Path, layers: str) -> None
             temperature=0.0,
             return_log_probs=True,
         )
-    finally:
-        assert gapless.stop() == 0, gapless.log
     tokenizer = open_source(path).tokenizer()
     prompt = "<|im_start|>user\nWhat is 12345?<|im_end|>\n<|im_start|>assistant\n"
     ids = np.array(tokenizer.encode(prompt).ids, np.int32)

@@ -75,12 +75,11 @@ def test_answers_of_many_schemas_are_the_same_though_they_move_and_instances_are
     for schema, text, reason in zip(schemas, whole, reasons, strict=True):
         if reason == "stop":
             jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
-    served = two_instances(**toy_settings(toy_model, step_ms=40), **{"streams.dead_after_s": 3})
-    client, answers = ask(served, asked)
-    for instance in range(2):
-        most = (instance + 1) * NUM_RANDOM // 4
-        client.read_until(lambda most=most: sum(answer.num_ends for answer in answers) > most, 300)
-        served.kill(served.instance_pid(instance))
-    assert finished(client, answers) == whole
-    assert (num_losses(served), num_moves(served) > 10) == (2, True)
-    assert served.stop() == 0, served.log
+    with two_instances(**toy_settings(toy_model, step_ms=40), **{"streams.dead_after_s": 3}) as served:
+        client, answers = ask(served, asked)
+        for instance in range(2):
+            most = (instance + 1) * NUM_RANDOM // 4
+            client.read_until(lambda most=most: sum(answer.num_ends for answer in answers) > most, 300)
+            served.kill(served.instance_pid(instance))
+        assert finished(client, answers) == whole
+        assert (num_losses(served), num_moves(served) > 10) == (2, True)

@@ -20,20 +20,20 @@ PROMPT = "Convert to camelCase: def read_all_lines(file_name): pass"
 def test_a_model_is_served_by_its_name_and_again_without_the_hub(tmp_path: Path) -> None:
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     settings = {"model.directory": NAME, "model.dtype": "float32"}
-    with StandInHub({NAME: files_of(ROOT / "models/bundled")}) as hub:
-        gapless = Gapless({**environment, "HF_ENDPOINT": hub.url}, **settings)
+    with (
+        StandInHub({NAME: files_of(ROOT / "models/bundled")}) as hub,
+        Gapless({**environment, "HF_ENDPOINT": hub.url}, **settings) as gapless,
+    ):
         num_requests = len(hub.requests)
         check(gapless)
         assert len(hub.requests) == num_requests
-        assert gapless.stop() == 0, gapless.log
-    gapless = Gapless({**environment, "HF_HUB_OFFLINE": "1"}, **settings)
-    before = gapless.instance_pid()
-    gapless.kill(before)
-    wait_for(lambda: gapless.instance_pid() not in (0, before), 60)
-    check(gapless)
-    read = json.loads((gapless.run_directory / "settings.json").read_text())["model"]["directory"]
-    assert read == str(tmp_path / "home/hub/models--org--small/snapshots" / COMMIT)
-    assert gapless.stop() == 0, gapless.log
+    with Gapless({**environment, "HF_HUB_OFFLINE": "1"}, **settings) as gapless:
+        before = gapless.instance_pid()
+        gapless.kill(before)
+        wait_for(lambda: gapless.instance_pid() not in (0, before), 60)
+        check(gapless)
+        read = json.loads((gapless.run_directory / "settings.json").read_text())["model"]["directory"]
+        assert read == str(tmp_path / "home/hub/models--org--small/snapshots" / COMMIT)
     assert jobs(environment, tmp_path).startswith(f"no job in {tmp_path}/jobs/small-")
 
 

@@ -41,9 +41,8 @@ DOORS = ("generate", "generate_stream", "grpc")
 @pytest.fixture(scope="module")
 def gapless(toy_model: Path) -> Iterator[Gapless]:
     """One slot, so that a second request waits."""
-    served = Gapless(**{"model.directory": toy_model, **SETTINGS})
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless(**{"model.directory": toy_model, **SETTINGS}) as served:
+        yield served
 
 
 def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: Any) -> Outcome:

@@ -35,9 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
     """One slot; 10 ms a step: an answer takes 12 s or more."""
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
     slots = {"engine.slots": 1, "streams.dead_after_s": 3, "front.demo": "true"}
-    made = Gapless(**{**toy_settings(model, step_ms=10), **slots})
-    yield made
-    assert made.stop() == 0, made.log
+    with Gapless(**{**toy_settings(model, step_ms=10), **slots}) as made:
+        yield made
 
 
 def ask(served: Gapless, path: str, body: Any, name: str = "") -> tuple[int, Any]:

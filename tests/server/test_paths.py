@@ -30,9 +30,8 @@ def oddly_placed() -> Iterator[Gapless]:
         (place / "run").mkdir(parents=True)
         model = shutil.copytree(ROOT / "models/bundled", place / "model")
         settings = {"model.directory": model, "prediction.directory": place / "learned"}
-        gapless = Gapless({"RUNTIME_DIRECTORY": str(place / "run")}, **settings)
-        yield gapless
-        assert gapless.stop() == 0, gapless.log
+        with Gapless({"RUNTIME_DIRECTORY": str(place / "run")}, **settings) as gapless:
+            yield gapless
 
 
 def test_the_small_client_prints_the_answer_as_http_streams_it(oddly_placed: Gapless) -> None:

@@ -65,12 +65,11 @@ def runtime_directory() -> Iterator[Path]:
 @pytest.fixture
 def served(toy_model: Path, runtime_directory: Path) -> Iterator[Gapless]:
     """A server of its own, with its run directory where the test can reach it."""
-    made = Gapless(
+    with Gapless(
         {"RUNTIME_DIRECTORY": str(runtime_directory)},
         **{**toy_settings(toy_model, step_ms=5), "streams.dead_after_s": 3},
-    )
-    yield made
-    assert made.stop() == 0, made.log
+    ) as made:
+        yield made
 
 
 def answers_again(gapless: Gapless, expected: Expected) -> None:
@@ -113,16 +112,15 @@ def test_a_tokenizer_in_an_endless_loop_is_replaced(
         **toy_settings(toy_model, step_ms=5),
         "streams.dead_after_s": 3,
     }
-    served = Gapless(**settings, **{"server.model_repository": repository})
-    streams = Streams(served)
-    hanging = HttpOnlooker(served.http_port, {"text_input": "for ever", "max_tokens": 5})
-    pid = served.stub_pid("tokenizer")
-    wait_for(lambda: served.stub_pid("tokenizer") != pid, 90)
-    streams.check_whole(expected)
-    hanging.join()
-    assert hanging.saw != "the whole answer"
-    answers_again(served, expected)
-    assert served.stop() == 0
+    with Gapless(**settings, **{"server.model_repository": repository}) as served:
+        streams = Streams(served)
+        hanging = HttpOnlooker(served.http_port, {"text_input": "for ever", "max_tokens": 5})
+        pid = served.stub_pid("tokenizer")
+        wait_for(lambda: served.stub_pid("tokenizer") != pid, 90)
+        streams.check_whole(expected)
+        hanging.join()
+        assert hanging.saw != "the whole answer"
+        answers_again(served, expected)
     assert "model tokenizer hangs" in served.log
 
 

@@ -90,9 +90,9 @@ class Moody:
 @pytest.fixture(scope="module")
 def moody(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator[Moody]:
     made = Moody(tmp_path_factory.mktemp("moody"), toy_model)
-    yield made
-    made.set(WELL)
-    assert made.gapless.stop() == 0, made.gapless.log
+    with made.gapless:
+        yield made
+        made.set(WELL)
     assert made.gapless.log.count(COMPLAINT) == 1, made.gapless.log
 
 
@@ -159,9 +159,8 @@ def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> Non
 
 @pytest.fixture
 def gapless(toy_model: Path) -> Iterator[Gapless]:
-    served = Gapless(**{**toy_settings(toy_model), **ENCODED, "scheduling.policy": "ours"})
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless(**{**toy_settings(toy_model), **ENCODED, "scheduling.policy": "ours"}) as served:
+        yield served
 
 
 @pytest.mark.slow
@@ -180,8 +179,7 @@ def test_the_predictor_stands_back(gapless: Gapless) -> None:
 def test_without_an_encoder_there_is_no_such_process_and_lengths_are_predicted_all_the_same(
     toy_model: Path,
 ) -> None:
-    gapless = Gapless(**{**toy_settings(toy_model), "scheduling.policy": "ours"})
-    try:
+    with Gapless(**{**toy_settings(toy_model), "scheduling.policy": "ours"}) as gapless:
         assert gapless.stub_pid("scheduler")
         lines = (" ".join(words) for words in gapless.command_lines().values())
         assert not [line for line in lines if "/length_predictor/" in line]
@@ -190,8 +188,6 @@ def test_without_an_encoder_there_is_no_such_process_and_lengths_are_predicted_a
         wait_for(
             lambda: gapless.metrics().get('gapless_length_predictions_total{source="history"}', 0) > 0, 60
         )
-    finally:
-        assert gapless.stop() == 0, gapless.log
 
 
 def forged() -> dict[str, object]:

@@ -23,9 +23,8 @@ def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(
     layers: str, policy: int
 ) -> None:
     """And where it does not, it keeps off the processor of the loop, as the engine's other threads do."""
-    gapless = Gapless(**{"engine.kind": "torch", "engine.cpp_layers": layers})
-    everywhere = frozenset(os.sched_getaffinity(0))
-    try:
+    with Gapless(**{"engine.kind": "torch", "engine.cpp_layers": layers}) as gapless:
+        everywhere = frozenset(os.sched_getaffinity(0))
         around = {gapless.server_pid(), *(gapless.stub_pid(model) for model in MODELS)}
         assert {os.sched_getscheduler(pid) for pid in around} == {policy}
         instance = gapless.instance_pid()
@@ -34,8 +33,6 @@ def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(
         loop = {min(everywhere)} if gives_way and len(everywhere) > 1 else set()
         assert {frozenset(os.sched_getaffinity(pid)) for pid in around} == {everywhere - loop}
         wait_for(lambda: _places(instance) == (loop or everywhere, {everywhere - loop}), 10)
-    finally:
-        gapless.stop()
 
 
 def _places(process: int) -> tuple[set[int], set[frozenset[int]]]:

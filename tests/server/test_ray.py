@@ -63,9 +63,8 @@ def check_answers(served: Gapless, expected: Expected, between: Any) -> None:
 @pytest.fixture(scope="module")
 def kept(toy_model: Path) -> Iterator[Gapless]:
     """With a Ray of its own on this host."""
-    served = serve(toy_model, **SHUFFLED)
-    yield served
-    assert served.stop() == 0
+    with serve(toy_model, **SHUFFLED) as served:
+        yield served
 
 
 def test_requests_move_by_tcp_and_no_text_changes(kept: Gapless, expected: Expected) -> None:
@@ -201,24 +200,23 @@ def cluster() -> Iterator[RayCluster]:
 def test_a_raylet_is_killed_and_every_text_is_whole(
     cluster: RayCluster, toy_model: Path, expected: Expected
 ) -> None:
-    served = serve(toy_model, **SHUFFLED, **{"cluster.address": cluster.address})
-    raylet = cluster.raylet()
+    with serve(toy_model, **SHUFFLED, **{"cluster.address": cluster.address}) as served:
+        raylet = cluster.raylet()
 
-    def its_instances() -> list[psutil.Process]:
-        return [each for each in raylet.children(recursive=True) if "gapless-instance" in each.name()]
+        def its_instances() -> list[psutil.Process]:
+            return [each for each in raylet.children(recursive=True) if "gapless-instance" in each.name()]
 
-    wait_for(lambda: len(its_instances()) == 1, 60)  # each raylet has one of the two
-    instances = its_instances()
-    assert instances[0].nice() == 0
+        wait_for(lambda: len(its_instances()) == 1, 60)  # each raylet has one of the two
+        instances = its_instances()
+        assert instances[0].nice() == 0
 
-    def kill(client: Any) -> None:
-        raylet.kill()
-        wait_for(lambda: served.metrics()["gapless_instance_losses_total"] == 1, 60)
-        assert not psutil.wait_procs(instances, timeout=30)[1], "the instance ends with its keeper"
+        def kill(client: Any) -> None:
+            raylet.kill()
+            wait_for(lambda: served.metrics()["gapless_instance_losses_total"] == 1, 60)
+            assert not psutil.wait_procs(instances, timeout=30)[1], "the instance ends with its keeper"
 
-    check_answers(served, expected, kill)
-    await_both(served)
-    assert served.stop() == 0
+        check_answers(served, expected, kill)
+        await_both(served)
 
 
 NAMES = {"namespace": f"gapless{os.getpid()}", "ours": f"gl{os.getpid()}a", "theirs": f"gl{os.getpid()}b"}
@@ -254,16 +252,15 @@ def far_cluster() -> Iterator[RayCluster]:
 def test_a_host_is_cut_off_while_requests_move_and_every_text_is_whole(
     far_cluster: RayCluster, toy_model: Path, expected: Expected
 ) -> None:
-    served = serve(toy_model, **SHUFFLED, **{"cluster.address": far_cluster.address})
+    with serve(toy_model, **SHUFFLED, **{"cluster.address": far_cluster.address}) as served:
 
-    def cut(client: Any) -> None:
-        client.drain(1)
-        assert migrations(served, "shuffle") > 0
-        ip("link", "set", NAMES["ours"], "down")
-        wait_for(lambda: served.metrics()["gapless_instance_losses_total"] >= 1, 60)
-        client.drain(1)
-        ip("link", "set", NAMES["ours"], "up")
-        time.sleep(1)
+        def cut(client: Any) -> None:
+            client.drain(1)
+            assert migrations(served, "shuffle") > 0
+            ip("link", "set", NAMES["ours"], "down")
+            wait_for(lambda: served.metrics()["gapless_instance_losses_total"] >= 1, 60)
+            client.drain(1)
+            ip("link", "set", NAMES["ours"], "up")
+            time.sleep(1)
 
-    check_answers(served, expected, cut)
-    assert served.stop() == 0
+        check_answers(served, expected, cut)

@@ -40,9 +40,8 @@ def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, e
     """Token 511 kills the toy engine's process. Its neighbours see two crashes,
     re-enter one at a time, and end with their text.
     """
-    served = Gapless(**toy_settings(toy_model, step_ms=5, poison_token=511))
-    check_that_only_the_poisonous_request_fails(served, expected)
-    assert served.stop() == 0
+    with Gapless(**toy_settings(toy_model, step_ms=5, poison_token=511)) as served:
+        check_that_only_the_poisonous_request_fails(served, expected)
 
 
 def check_that_only_the_poisonous_request_fails(
@@ -228,19 +227,18 @@ def test_a_port_in_use_is_named(toy_model: Path) -> None:
 def test_sigterm_to_all_processes_drains_and_leaves_no_process_socket_or_shared_memory(
     toy_model: Path, expected: Expected
 ) -> None:
-    served = Gapless(**toy_settings(toy_model, step_ms=5))
-    run_name = served.run_directory.name
-    client = served.grpc()
-    answer = client.ask(text_input=PROMPT, max_tokens=300, min_tokens=300)
-    client.read_until(lambda: answer.chunks > 2)
-    processes = [*served.processes(), psutil.Process(served.process.pid)]
-    for process in processes:  # as systemd, with its KillMode=control-group
-        process.terminate()
-    client.finish()
-    assert answer.text == expected.text(PROMPT, max_tokens=300, min_tokens=300), "an open request may end"
-    client.close()
-    served.process.wait(90)
-    assert served.stop() == 0
+    with Gapless(**toy_settings(toy_model, step_ms=5)) as served:
+        run_name = served.run_directory.name
+        client = served.grpc()
+        answer = client.ask(text_input=PROMPT, max_tokens=300, min_tokens=300)
+        client.read_until(lambda: answer.chunks > 2)
+        processes = [*served.processes(), psutil.Process(served.process.pid)]
+        for process in processes:  # as systemd, with its KillMode=control-group
+            process.terminate()
+        client.finish()
+        assert answer.text == expected.text(PROMPT, max_tokens=300, min_tokens=300), "an open request may end"
+        client.close()
+        served.process.wait(90)
     assert not list(leftovers(run_name))
 
 

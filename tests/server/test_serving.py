@@ -224,8 +224,7 @@ def test_grpc_clients_cannot_call_them_either(gapless: Gapless, model: str) -> N
 
 def test_while_statistics_are_open_no_changed_or_repeated_message_is_taken(toy_model: Path) -> None:
     """perf_analyzer asks for the inner models by name, so they can be called then."""
-    served = Gapless(**{**toy_settings(toy_model), "server.statistics": True})
-    try:
+    with Gapless(**{**toy_settings(toy_model), "server.statistics": True}) as served:
         inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]
         status, text = served.post("/v2/models/tokenizer/infer", {"inputs": inputs})
         assert status == 200
@@ -240,8 +239,6 @@ def test_while_statistics_are_open_no_changed_or_repeated_message_is_taken(toy_m
         ]:
             assert "not for clients" in served.post(f"/v2/models/{model}/generate_stream", {name: data})[1]
         assert served.generate(text_input="hello", max_tokens=5)["status"] == 200
-    finally:
-        assert served.stop() == 0, served.log
 
 
 def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:

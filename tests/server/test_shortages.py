@@ -41,9 +41,8 @@ def filled(directory: Path) -> Iterator[None]:
 @pytest.fixture
 def with_small_shm(toy_model: Path) -> Iterator[Gapless]:
     """A server with a /dev/shm of its own, of SHM_BYTES."""
-    served = Gapless({}, NAMESPACE, **toy_settings(toy_model, step_ms=5))
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless({}, NAMESPACE, **toy_settings(toy_model, step_ms=5)) as served:
+        yield served
 
 
 def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
@@ -65,9 +64,8 @@ def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
 def with_few_files(toy_model: Path) -> Iterator[Gapless]:
     """A server whose processes may have FEW_FILES files open."""
     few = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
-    served = Gapless({}, few, **toy_settings(toy_model, step_ms=5))
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless({}, few, **toy_settings(toy_model, step_ms=5)) as served:
+        yield served
 
 
 def test_more_connections_than_fit_are_refused_and_streams_and_log_stay_as_they_are(

@@ -34,10 +34,9 @@ def shuffled(toy_model: Path) -> Iterator[Gapless]:
     """Two instances between which requests move all the time."""
     settings = {**toy_settings(toy_model, step_ms=10), "engine.slots": 64}
     cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
-    served = Gapless(**settings, **cluster, **{"streams.dead_after_s": 3})
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    yield served
-    assert served.stop() == 0
+    with Gapless(**settings, **cluster, **{"streams.dead_after_s": 3}) as served:
+        wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+        yield served
 
 
 def test_requests_move_while_they_are_answered_and_no_text_changes(
@@ -109,19 +108,18 @@ def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     settings = {**toy_settings(toy_model, step_ms=10, block_bytes=2_000_000), "engine.slots": 16}
     settings |= {"engine.kv_blocks": 256, "streams.dead_after_s": 10}
     cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
-    served = Gapless(**settings, **cluster)
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    with whole_answers(served, expected, 8, max_tokens=600, min_tokens=600) as client:
-        client.read_until(lambda: all(answer.chunks > 20 for answer in client.answers.values()))
-        pid = served.instance_pid(1)
-        for _ in range(3):  # each pause is shorter than what an instance may be silent
-            os.kill(pid, signal.SIGSTOP)
-            client.drain(2)
-            os.kill(pid, signal.SIGCONT)
-            client.drain(0.5)
-    assert served.metrics()["gapless_instance_losses_total"] == 0
-    check_nothing_is_kept(served)
-    assert served.stop() == 0
+    with Gapless(**settings, **cluster) as served:
+        wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+        with whole_answers(served, expected, 8, max_tokens=600, min_tokens=600) as client:
+            client.read_until(lambda: all(answer.chunks > 20 for answer in client.answers.values()))
+            pid = served.instance_pid(1)
+            for _ in range(3):  # each pause is shorter than what an instance may be silent
+                os.kill(pid, signal.SIGSTOP)
+                client.drain(2)
+                os.kill(pid, signal.SIGCONT)
+                client.drain(0.5)
+        assert served.metrics()["gapless_instance_losses_total"] == 0
+        check_nothing_is_kept(served)
 
 
 @pytest.fixture(scope="module")
@@ -165,25 +163,27 @@ def test_the_bundled_model_gives_the_same_answers_while_requests_move(
         {"temperature": 1.0, "seed": 9, "frequency_penalty": 0.4, "return_log_probs": True},
     ]
     inputs = [{"text_input": f"def read_{n}(self, size", **most, **kinds[n % 5]} for n in range(15)]
-    one = Gapless(**settings)
-    expected = texts_and_scores(one, inputs)
-    assert one.stop() == 0
+    with Gapless(**settings) as one:
+        expected = texts_and_scores(one, inputs)
     cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
-    served = Gapless(**settings, **cluster)
-    num_answers, difference = 0, 0.0
-    while migrations(served, "shuffle") < NUM_MOVES:
-        for (text, scores), (wanted, wanted_scores) in zip(
-            texts_and_scores(served, inputs), expected, strict=True
-        ):
-            assert text == wanted
-            np.testing.assert_allclose(scores, wanted_scores, atol=1e-3)
-            difference = max(difference, float(np.abs(scores - wanted_scores).max(initial=0.0)))
-            num_answers += 1
-    assert [len(scores) for _, scores in expected] == [100 * ("return_log_probs" in each) for each in inputs]
-    done = migrations(served, "shuffle")
-    print(f"{done:.0f} moves, {num_answers} answers; log-probabilities differ by {difference:.1g} at most")
-    assert disturbed(served, inputs, [1])[0] == [text for text, _ in expected], "also through a kill"
-    assert served.stop() == 0
+    with Gapless(**settings, **cluster) as served:
+        num_answers, difference = 0, 0.0
+        while migrations(served, "shuffle") < NUM_MOVES:
+            for (text, scores), (wanted, wanted_scores) in zip(
+                texts_and_scores(served, inputs), expected, strict=True
+            ):
+                assert text == wanted
+                np.testing.assert_allclose(scores, wanted_scores, atol=1e-3)
+                difference = max(difference, float(np.abs(scores - wanted_scores).max(initial=0.0)))
+                num_answers += 1
+        assert [len(scores) for _, scores in expected] == [
+            100 * ("return_log_probs" in each) for each in inputs
+        ]
+        done = migrations(served, "shuffle")
+        print(
+            f"{done:.0f} moves, {num_answers} answers; log-probabilities differ by {difference:.1g} at most"
+        )
+        assert disturbed(served, inputs, [1])[0] == [text for text, _ in expected], "also through a kill"
 
 
 def texts_and_scores(served: Gapless, inputs: list[dict[str, Any]]) -> list[tuple[str, NDArray[np.float32]]]:

@@ -26,9 +26,8 @@ NUM_LEARNED = 60
 @pytest.fixture(scope="module")
 def gapless() -> Iterator[Gapless]:
     """The learner looks every two seconds."""
-    served = Gapless(**{"prediction.relearn_s": 2})
-    yield served
-    assert served.stop() == 0, served.log
+    with Gapless(**{"prediction.relearn_s": 2}) as served:
+        yield served
 
 
 def prompts(count: int, seed: int) -> list[str]:

@@ -61,9 +61,8 @@ def gapless(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     adapters = tmp_path_factory.mktemp("adapters")
     (adapters / "law").mkdir()
     (adapters / "law" / "adapter_config.json").write_text('{"r": 8}')
-    served = serve(toy_model, {"adapters.directory": adapters}, STANDIN_REFUSED_TOKEN=REFUSED)
-    yield served
-    assert served.stop() == 0, served.log
+    with serve(toy_model, {"adapters.directory": adapters}, STANDIN_REFUSED_TOKEN=REFUSED) as served:
+        yield served
 
 
 def serve(model: Path, settings: dict[str, object], **manners: int) -> Gapless:
@@ -118,9 +117,8 @@ def test_what_the_default_sampler_takes_no_notice_of_is_refused_by_name(gapless:
 def test_when_the_engine_dies_its_instance_ends_and_only_the_culprit_fails(
     toy_model: Path, expected: Expected
 ) -> None:
-    served = serve(toy_model, {}, STANDIN_FATAL_TOKEN=511)
-    check_that_only_the_poisonous_request_fails(served, expected, num_tokens=200)
-    assert "illegal memory access" in served.log
-    assert "instance 0 ended with 1; starting it again" in served.log
-    assert "no heartbeat" not in served.log, "it ended by itself"
-    assert served.stop() == 0
+    with serve(toy_model, {}, STANDIN_FATAL_TOKEN=511) as served:
+        check_that_only_the_poisonous_request_fails(served, expected, num_tokens=200)
+        assert "illegal memory access" in served.log
+        assert "instance 0 ended with 1; starting it again" in served.log
+        assert "no heartbeat" not in served.log, "it ended by itself"

@@ -26,7 +26,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gapless(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterator[Gapless]:
-    served = Gapless(
+    with Gapless(
         **{
             "model.dtype": "float32",
             "engine.kind": "torch",
@@ -34,9 +34,8 @@ def gapless(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterato
             "finetuning.directory": tmp_path_factory.mktemp("finetuning"),
             "adapters.directory": adapters,
         }
-    )
-    yield served
-    assert served.stop() == 0, served.log
+    ) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import json
@@ -117,11 +118,8 @@ def traced(toy_model: Path) -> Iterator[tuple[Gapless, Receiver]]:
         **toy_settings(toy_model, step_ms=5),
         "server.trace_url": receiver.url,
     }
-    gapless = Gapless(**settings)
-    yield gapless, receiver
-    code, log = gapless.stop(), gapless.log
-    receiver.close()
-    assert code == 0, log
+    with contextlib.closing(receiver), Gapless(**settings) as gapless:
+        yield gapless, receiver
 
 
 def test_our_spans_join_the_trace_of_a_request(traced: tuple[Gapless, Receiver]) -> None:

@@ -48,11 +48,8 @@ def two_instances(**settings: Any) -> Gapless:
 
 def undisturbed(inputs: list[dict[str, Any]], **settings: Any) -> list[str]:
     """The texts that one instance gives."""
-    served = Gapless(**settings)
-    client, answers = ask(served, inputs)
-    texts = finished(client, answers)
-    served.stop()
-    return texts
+    with Gapless(**settings) as served:
+        return finished(*ask(served, inputs))
 
 
 def disturbed(served: Gapless, inputs: list[dict[str, Any]], kills: Sequence[int]) -> tuple[list[str], int]:
@@ -140,19 +137,17 @@ def main(given: list[str] | None = None) -> int:
     began_s = time.monotonic()
     expected = undisturbed(inputs, **settings)
     print(f"undisturbed: {len(expected)} answers after {time.monotonic() - began_s:.0f} s", flush=True)
-    served = two_instances(**settings)
-    num_kills, num_answers, wrong = 0, 0, []
-    while num_kills < asked.kills or num_moves(served) < asked.moves:
-        due = min(asked.kills_a_round, max(0, asked.kills - num_kills))
-        texts, done = disturbed(served, inputs, [(num_kills + place) % 2 for place in range(due)])
-        num_kills, num_answers = num_kills + done, num_answers + len(texts)
-        found = differences(texts, expected)
-        wrong += found
-        said = (
-            f"{num_kills} kills, {num_moves(served):.0f} moves, {len(wrong)} of {num_answers} answers differ"
-        )
-        print("\n".join([*found, f"{said}; {time.monotonic() - began_s:.0f} s"]), flush=True)
-    served.stop()
+    with two_instances(**settings) as served:
+        num_kills, num_answers, wrong = 0, 0, []
+        while num_kills < asked.kills or num_moves(served) < asked.moves:
+            due = min(asked.kills_a_round, max(0, asked.kills - num_kills))
+            texts, done = disturbed(served, inputs, [(num_kills + place) % 2 for place in range(due)])
+            num_kills, num_answers = num_kills + done, num_answers + len(texts)
+            found = differences(texts, expected)
+            wrong += found
+            said = f"{num_kills} kills, {num_moves(served):.0f} moves"
+            said += f", {len(wrong)} of {num_answers} answers differ; {time.monotonic() - began_s:.0f} s"
+            print("\n".join([*found, said]), flush=True)
     return int(bool(wrong))
 
 

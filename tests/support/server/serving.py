@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -33,7 +33,7 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 class Gapless:
     """One launcher with everything below it, by default with the small model; `environment` is added to
-    ours, `prefix` runs the command.
+    ours, `prefix` runs the command. A `with` block stops it at its end.
     """
 
     def __init__(
@@ -58,6 +58,14 @@ class Gapless:
         self.process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
         self._log: list[str] = []
         self._await_invitation()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Raises AssertionError with the log if it does not end well, except after an error of the block."""
+        code = self.stop()
+        assert error is not None or code == 0, self.log
 
     @property
     def log(self) -> str:
