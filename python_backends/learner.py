@@ -25,7 +25,7 @@ from python_backends.linux.process_group import ASK
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import AnswerRecord
 from python_backends.prediction.learning import Fit, learn_apart, what_is_due
-from python_backends.prediction.place import adopt, directory_of
+from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import Learned, current, existing
 from python_backends.settings import PredictionSettings, read_settings
@@ -122,7 +122,6 @@ def main(run_directory: Path) -> None:
     for name in (ASK, signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     settings = read_settings(run_directory / SETTINGS)
-    adopt(settings)
     directory = directory_of(settings)
     held = lock(directory, lambda: bool(stopping))
     if held is None:

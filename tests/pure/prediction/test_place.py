@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 from python_backends.checkpoint.digests import NUM_SAMPLES, SAMPLE_BYTES
 from python_backends.checkpoint.opening import open_source
 from python_backends.finetuning.jobs import jobs_directory
-from python_backends.prediction.place import adopt, directory_of
+from python_backends.prediction.place import directory_of
 from python_backends.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,17 +84,3 @@ def test_only_samples_of_large_weights_are_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     assert len(open_source(model).digest()) == 16
     assert NUM_SAMPLES * SAMPLE_BYTES < 1 << 20
-
-
-def test_what_was_kept_under_the_name_of_a_path_is_adopted_once(tmp_path: Path) -> None:
-    model, learned = write_model(tmp_path / "model"), tmp_path / "data"
-    before = learned / f"model-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
-    before.mkdir(parents=True)
-    (before / "requests.sqlite").write_text("old")
-    settings = settings_of(model, learned)
-    adopt(settings)
-    assert (directory_of(settings) / "requests.sqlite").read_text() == "old"
-    assert not before.exists()
-    before.mkdir()
-    adopt(settings)
-    assert before.exists(), "there is something newer, which is not overwritten"
