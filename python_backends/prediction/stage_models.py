@@ -61,19 +61,14 @@ class StageModels:
     @staticmethod
     def load(path: Path) -> StageModels:
         """Raises StateModelError."""
-        names = [each.name for each in fields(StateModel)]  # a file of a version before may lack the newest
+        names = [each.name for each in fields(StateModel)]
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                here = [stage for stage in STAGES if f"{name_of(stage)}.layer" in arrays]
-                found = {
-                    stage: {
-                        name: arrays[place]
-                        for name in names
-                        if (place := f"{name_of(stage)}.{name}") in arrays
-                    }
-                    for stage in here
+                models = {
+                    stage: StateModel.of_arrays({name: arrays[f"{name_of(stage)}.{name}"] for name in names})
+                    for stage in STAGES
+                    if f"{name_of(stage)}.layer" in arrays
                 }
-            models = {stage: StateModel.of_arrays(each) for stage, each in found.items()}
         except DAMAGED as error:
             raise StateModelError(f"{path}: {error}") from error
         if not models:

@@ -13,7 +13,7 @@ from python_backends.nouns.request import Floats
 from python_backends.nouns.stages import PROMPT_END, READ_EVERY, TEXT, WRITTEN, is_read, until_read
 from python_backends.prediction.read_states import ReadStates
 from python_backends.prediction.stage_models import MIN_ANSWERS, StageModels, learned_stages
-from python_backends.prediction.state_model import CENTRES, KnownStates, StateModelError, learned
+from python_backends.prediction.state_model import CENTRES, KnownStates, StateModelError
 
 LAYER, HIDDEN, MOST = 16, 8, 4000
 STAGE = WRITTEN[0]
@@ -114,25 +114,7 @@ def test_they_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
     assert errors(again, known(50, seed=3)) == errors(models, known(50, seed=3))
 
 
-def test_a_file_from_before_distances_says_what_it_said(tmp_path: Path) -> None:
-    asked, path = known(50, seed=3)[PROMPT_END], tmp_path / "models.npz"
-    before = StageModels({PROMPT_END: learned(known(400)[PROMPT_END])})
-    before.save(path)
-    with np.load(path) as arrays:
-        kept = {
-            name: values for name, values in arrays.items() if "centres" not in name and "scale" not in name
-        }
-    with path.open("wb") as file:
-        np.savez(file, **kept)
-    again = StageModels.load(path)
-    for state in asked.states:
-        said = [each.predict(PROMPT_END, state, LAYER, MOST) for each in (before, again)]
-        assert said[0] is not None
-        assert said[1] is not None
-        assert said[0].mean == said[1].mean
-
-
-@pytest.mark.parametrize("missing", ["weights", "logs", "scale"])
+@pytest.mark.parametrize("missing", ["weights", "logs", "centres", "scale"])
 def test_a_file_that_lacks_what_its_regression_needs_is_refused(tmp_path: Path, missing: str) -> None:
     path = tmp_path / "models.npz"
     learned_stages(known(400)).save(path)
