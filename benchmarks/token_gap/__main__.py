@@ -27,9 +27,6 @@ from benchmarks.common.command_line import command_line
 from benchmarks.results_file import table, write_result
 from benchmarks.token_gap.loop import MODES, Recorded, prepare, run
 
-TIMELINE_STEPS = 5
-TIMELINE_SLOTS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -57,7 +54,7 @@ def row_of(mode: str, slots: int, recorded: Recorded) -> Row:
     )
 
 
-def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iterator[tuple[Row, Recorded]]:
+def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as directory:
         prepare(Path(directory))
         asked = [(count, mode) for count in slots for mode in MODES]
@@ -68,7 +65,7 @@ def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iter
                 f"{count:>5} slots, {mode}: gap {row.gap_ms_p50} ms, busy {row.busy_share:.1%}, {row.tok_s}"
                 " tokens/s"
             )
-            yield row, recorded
+            yield row
 
 
 def draw(path: Path, rows: list[Row]) -> None:
@@ -88,29 +85,8 @@ def draw(path: Path, rows: list[Row]) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
-    """Draws five steps of `before` (top) and of `after` (bottom): the device's forward passes, and the loop's
-    work at the same time.
-    """
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4), sharex=True, layout="constrained")
-    for axis, title, recorded in ((axes[0], MODES[0], before), (axes[1], MODES[-1], after)):
-        device, host = recorded.timeline(TIMELINE_STEPS)
-        axis.broken_barh(device, (0, 0.8), facecolors="tab:blue")
-        axis.broken_barh(host, (1, 0.8), facecolors="tab:orange")
-        axis.set_yticks([0.4, 1.4], ["device", "loop"])
-        axis.set_title(title, loc="left")
-    axes[1].set_xlabel("ms")
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
-    parser = command_line(
-        __doc__,
-        quick="a few steps: does it run at all?",
-        plot="a picture of the table; one of five steps is written next to it, as NAME_timeline.png",
-    )
+    parser = command_line(__doc__, quick="a few steps: does it run at all?", plot="a picture of the table")
     parser.add_argument("--slots", default="1,16,64,256")
     parser.add_argument("--engine", default="torch", choices=("torch", "toy"))
     parser.add_argument(
@@ -123,8 +99,7 @@ def main() -> None:
     asked = parser.parse_args()
     num_steps = 20 if asked.quick else asked.steps
     slots = [int(count) for count in asked.slots.split(",")]
-    found = list(measure(asked.engine, asked.threads, slots, num_steps))
-    rows = [row for row, _ in found]
+    rows = list(measure(asked.engine, asked.threads, slots, num_steps))
     if asked.json:
         write_result(
             asked.json,
@@ -132,9 +107,6 @@ def main() -> None:
         )
     if asked.plot:
         draw(asked.plot, rows)
-        count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]
-        shown = {row.mode: recorded for row, recorded in found if row.slots == count}
-        draw_timeline(asked.plot.with_stem(asked.plot.stem + "_timeline"), shown[MODES[0]], shown[MODES[-1]])
     print(table([asdict(row) for row in rows]))
 
 

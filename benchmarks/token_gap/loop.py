@@ -4,7 +4,6 @@ replay of its plans.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import random
 import tempfile
@@ -22,7 +21,6 @@ from benchmarks.common.recorded_engine import RecordedEngine
 from benchmarks.common.resending_scheduler import ResendingScheduler
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.engine.protocol import Engine
-from python_backends.engine.trace import begins
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.request import Feedback, Request
@@ -46,9 +44,7 @@ TOKEN_BUDGET = 256
 BLOCK_TOKENS = 32
 BLOCKS_A_SLOT = 12
 PROMPT_CHARACTERS = 120
-SWEPT_BYTES = 64 << 20
 WARM_UP_STEPS = 20  # not counted: kernels are compiled for new shapes
-Interval = tuple[float, float]  # start and duration
 
 
 class Texts:
@@ -108,7 +104,6 @@ class InlineLink:
     """A link that handles texts in the loop's own thread."""
 
     def __init__(self, texts: Texts, open_requests: int) -> None:
-        self.waits: list[Interval] = []  # none
         self._texts = texts
         self._open_requests = open_requests
 
@@ -130,14 +125,6 @@ class ProcessLink(InstanceEnd):
         self._process = context.Process(target=_texts_process, args=(run_directory, *texts), daemon=True)
         self._process.start()
         super().__init__(run_directory, "instance-0", engine.limits)
-        self.waits: list[Interval] = []
-
-    def receive(self, timeout_s: float) -> list[Any]:
-        began_s = time.monotonic()
-        news = super().receive(timeout_s)
-        if timeout_s:
-            self.waits.append((began_s, time.monotonic() - began_s))
-        return news
 
     def close(self) -> None:
         self._process.terminate()
@@ -160,7 +147,6 @@ class Recorded(RecordedEngine):
     """Also records when the engine's calls returned."""
 
     collected_s: list[float] = field(default_factory=list)
-    inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for messages
     inside_cpu_s: float = 0.0
     host_s: float = 0.0  # processor time of the loop's thread, without the engine's calls
     tok_s: float = 0.0
@@ -179,29 +165,10 @@ class Recorded(RecordedEngine):
         counted = self.outputs[WARM_UP_STEPS:]
         return np.array([output.gap_s for output in counted]), np.array([output.busy_s for output in counted])
 
-    def timeline(self, count: int) -> tuple[list[Interval], list[Interval]]:
-        """Returns forward passes and the loop's own work for `count` steady steps at the end, in ms from the
-        start of the first one.
-        """
-        starts = begins(self.outputs, self.collected_s, 1.0)[-count - 2 : -1]
-        busy = [output.busy_s for output in self.outputs[-count - 2 : -1]]
-        first, last = starts[0], starts[-1]
-        device = [((start - first) * 1e3, length * 1e3) for start, length in zip(starts, busy, strict=True)][
-            :count
-        ]
-        calls = [call for call in self.inside if first <= call[0] + call[1] and call[0] <= last]
-        between = itertools.pairwise(calls)
-        host = [
-            ((call[0] + call[1] - first) * 1e3, (later[0] - call[0] - call[1]) * 1e3)
-            for call, later in between
-        ]
-        return device, host
-
     def _timed(self, call: Any, *arguments: Any) -> Any:
-        began_s, cpu_s = time.monotonic(), time.thread_time()
+        cpu_s = time.thread_time()
         result = call(*arguments)
         self.inside_cpu_s += time.thread_time() - cpu_s
-        self.inside.append((began_s, time.monotonic() - began_s))
         return result
 
 
@@ -246,7 +213,6 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
         _loop(Instance(scheduler, recorded, link, lambda _: None, ahead), recorded, slots, num_steps)
         link.close()
-        recorded.inside = sorted(recorded.inside + link.waits)
     recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans[:num_steps], ahead)
     engine.close()
     return recorded
