@@ -200,7 +200,7 @@ def arguments() -> argparse.Namespace:
     parser = command_line(
         __doc__,
         quick="few requests at one load: does it run at all?",
-        plot="P99 time to first token over load or instances",
+        plot="P99 time to first token over load",
     )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
     pairs = lambda text: [tuple(map(float, each.split(":"))) for each in text.split(",")]  # noqa: E731
@@ -281,8 +281,6 @@ def _scaling(asked: argparse.Namespace, bench: Bench) -> None:
     if asked.json:
         seconds = scaling.instance_seconds(rows)
         write_result(asked.json, {"instance_seconds": seconds, "rows": [asdict(row) for row in rows]})
-    if asked.plot:
-        scaling.draw(asked.plot, rows)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -122,17 +121,3 @@ def instance_seconds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     for row in rows:
         found.setdefault(row.policy, {})[f"{row.scale_up_tokens}"] = row.instance_seconds
     return found
-
-
-def draw(path: Path, rows: Sequence[Row]) -> None:
-    """P99 time to first token over the mean number of instances, a line for each policy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
-    for policy in dict.fromkeys(row.policy for row in rows):
-        points = sorted((row.mean_instances, row.p99_ttft_s) for row in rows if row.policy == policy)
-        axes.plot(*zip(*points, strict=True), marker="o", label=policy)
-    axes.set(xlabel="instances, mean", ylabel="P99 time to first token (s)", yscale="log")
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight", dpi=120)
