@@ -40,7 +40,6 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "finetuning_memory": FINETUNED,
     "finetuning_speed": FINETUNED,
     "front_cost": (*SERVED, "front", "benchmarks/triton_cost.py"),
-    "front_times": (*SERVED, "front", "tests/support"),
     "gpu": (*SERVED, "benchmarks/coserving", "benchmarks/migration"),
     "gpu_floor": ("python_backends/engine", "benchmarks/gpu"),
     "guided_cost": (

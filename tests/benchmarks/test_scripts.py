@@ -37,7 +37,6 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "agreement": (),
     "batches": (),
     "front_cost": ("--part", "toy"),
-    "front_times": (),
     "guided_cost": ("--models", "tiny,bundled"),
     "finetuning_memory": (),
     "finetuning_speed": (),

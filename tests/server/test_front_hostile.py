@@ -52,7 +52,7 @@ class Control:
 
     def _read(self) -> None:
         body = {"messages": [{"role": "user", "content": "go on"}], "temperature": 0}
-        status, said = post(self._port, {}, json.dumps({**body, "max_tokens": 1500, "min_tokens": 1500}))
+        status, said = post(self._port, json.dumps({**body, "max_tokens": 1500, "min_tokens": 1500}))
         assert status == 200
         self.text = said["choices"][0]["message"]["content"]
 
@@ -77,10 +77,10 @@ def test_a_hostile_body_gets_its_error_and_no_memory(
     status: int,
     code: str,
 ) -> None:
-    attack(served.front_port, {})  # what is kept for the first one is kept once
+    attack(served.front_port)  # what is kept for the first one is kept once
     before, control = memory(served), Control(served)
     for _ in range(3):
-        got, said = attack(served.front_port, {})
+        got, said = attack(served.front_port)
         assert (got, said["error"]["code"]) == (status, code)
     assert memory(served) - before < GROWTH_BYTES
     assert control.whole() == undisturbed != ""
@@ -136,11 +136,11 @@ def test_both_processes_serve_and_show_one_page_of_metrics(served: Gapless, undi
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     before = settled()
     for _ in range(20):
-        assert post(served.front_port, {}, body)[0] == 200
+        assert post(served.front_port, body)[0] == 200
     wait_for(lambda: count() == before + 20, 10)
     taken = [each.cpu_times().user for each in fronts(served)]
     assert len(taken) == 2
     fronts(served)[0].kill()
     wait_for(lambda: len(fronts(served)) == 2, 30)
     for _ in range(5):
-        assert wait_for(lambda: post(served.front_port, {}, body)[0] == 200, 30)
+        assert wait_for(lambda: post(served.front_port, body)[0] == 200, 30)

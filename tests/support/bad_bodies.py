@@ -81,12 +81,6 @@ def body_of(path: str, fields: dict[str, Any]) -> bytes:
     return json.dumps({**good, **fields}).encode()
 
 
-def all_bodies() -> list[tuple[str, bytes]]:
-    """Each with its route."""
-    raw = [(path, body) for path in (CHAT, COMPLETION, RESPONSE, MESSAGE) for body in RAW]
-    return raw + [(path, body_of(path, fields)) for path, fields in FIELDS]
-
-
 def check(path: str, status: int, said: Any) -> None:
     """Whether it is the error of a bad body in the shape of its interface. Raises AssertionError."""
     assert 400 <= status < 500, said
