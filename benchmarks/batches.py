@@ -23,7 +23,7 @@ from openai.types import BatchRequestCounts
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.http_streams import HttpStreams
+from benchmarks.common.http_streams import OpenAIStreams
 from benchmarks.results_file import table, write_result
 from tests.support.server.serving import Gapless
 
@@ -40,13 +40,7 @@ class Measured:
     def __init__(self, served: Gapless) -> None:
         self._url = f"http://127.0.0.1:{served.front_port}/v1"
         self._generator = np.random.default_rng(0)
-        self.streams = HttpStreams(
-            served.front_port,
-            ENDPOINT,
-            MOST_OPEN,
-            lambda event: bool(event["choices"][0]["text"]),
-            lambda event: event["choices"][0]["finish_reason"] is not None,
-        )
+        self.streams = OpenAIStreams(served.front_port, ENDPOINT, MOST_OPEN)
 
     def first_tokens_ms(self, due_s: list[float]) -> list[float]:
         """Of a request at each of these times, in seconds from now on."""

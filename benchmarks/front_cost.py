@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.http_streams import EnsembleStreams, HttpStreams
+from benchmarks.common.http_streams import EnsembleStreams, OpenAIStreams
 from benchmarks.common.models import VOCABULARY, make_model
 from benchmarks.common.work import Job, Timing, Work, load_work
 from benchmarks.many_streams import row_of as figures_of
@@ -70,13 +70,7 @@ class Clients:
     def __init__(self, served: Gapless, num_streams: int) -> None:
         self._url = f"127.0.0.1:{served.grpc_port}"
         self._http = EnsembleStreams(served.http_port, num_streams, lambda event: bool(event["text_output"]))
-        self._v1 = HttpStreams(
-            served.front_port,
-            "/v1/completions",
-            num_streams,
-            lambda event: bool(event["choices"][0]["text"]),
-            lambda event: event["choices"][0]["finish_reason"] is not None,
-        )
+        self._v1 = OpenAIStreams(served.front_port, "/v1/completions", num_streams)
 
     def close(self) -> None:
         self._http.close()

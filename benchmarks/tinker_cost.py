@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from benchmarks import ROOT
 from benchmarks.common.command_line import command_line
-from benchmarks.common.http_streams import HttpStreams
+from benchmarks.common.http_streams import OpenAIStreams
 from benchmarks.common.work import Timing
 from benchmarks.real_prompts.prompts import Prompt, read_prompts
 from benchmarks.results_file import table, write_result
@@ -109,14 +109,8 @@ def bodies(prompts: list[Prompt]) -> list[dict[str, Any]]:
     return [{**always, "messages": prompt.messages} for prompt in prompts]
 
 
-def open_streams(served: Gapless) -> HttpStreams:
-    return HttpStreams(
-        served.front_port,
-        "/v1/chat/completions",
-        STREAMS,
-        lambda event: bool(event["choices"]),
-        lambda event: event["choices"][0]["finish_reason"] is not None,
-    )
+def open_streams(served: Gapless) -> OpenAIStreams:
+    return OpenAIStreams(served.front_port, "/v1/chat/completions", STREAMS)
 
 
 def tpots_ms(timings: list[Timing]) -> Any:
@@ -131,7 +125,7 @@ def objective_ms(served: Gapless, num_requests: int) -> float:
         return round(OBJECTIVE_TIMES * float(np.median(tpots_ms(streams.run(bodies(prompts))))), 1)
 
 
-def window(streams: HttpStreams, prompts: list[Prompt], trainer: Sdk | None, objective_ms: float) -> Window:
+def window(streams: OpenAIStreams, prompts: list[Prompt], trainer: Sdk | None, objective_ms: float) -> Window:
     """Trains while the requests are answered, if there is a trainer."""
     if trainer is not None:
         trainer.ask("go")

@@ -28,7 +28,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.http_streams import Event, HttpStreams
+from benchmarks.common.http_streams import Event, OpenAIStreams
 from benchmarks.real_prompts.prompts import read_prompts
 from benchmarks.results_file import table, write_result
 from python_backends.nouns.order import Order
@@ -90,13 +90,7 @@ def watched(port: int) -> Iterator[None]:
 @contextlib.contextmanager
 def busy(port: int) -> Iterator[None]:
     """Streams that never stop."""
-    streams = HttpStreams(
-        port,
-        "/v1/chat/completions",
-        STREAMS,
-        lambda event: bool(event["choices"]),
-        lambda event: event["choices"][0]["finish_reason"] is not None,
-    )
+    streams = OpenAIStreams(port, "/v1/chat/completions", STREAMS)
     settings = {"stream": True, "temperature": 0.0, "max_tokens": ANSWER, "ignore_eos": True}
     prompts = itertools.islice(itertools.cycle(read_prompts()), QUESTIONS)
     bodies: list[Event] = [{**settings, "messages": prompt.messages} for prompt in prompts]

@@ -2,8 +2,8 @@
 benchmarks that serve.
 
 It uses plain sockets and parses an answer only when it has ended: a Python gRPC client takes 0.2 ms per
-response on the processors that are measured, this client 0.06. Used by `triton_cost.py` and by the peers that
-answer over HTTP.
+response on the processors that are measured, this client 0.06. It asks our server, by Triton's endpoint and
+by OpenAI's, and the peers that answer over HTTP.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ class HttpStreams:
         num_connections: int,
         num_tokens: Callable[[Event], int],
         is_last: Callable[[Event], bool],
-        key: str = "",
     ) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        self._head += f"Authorization: Bearer {key}\r\n" * bool(key)
         self._num_tokens, self._is_last = num_tokens, is_last
         self._ready, self._port = selectors.DefaultSelector(), port
         self._free = [self._connected() for _ in range(num_connections)]
@@ -173,3 +171,18 @@ class EnsembleStreams(HttpStreams):
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
         timing.text += chunk["text_output"]
+
+
+class OpenAIStreams(HttpStreams):
+    """Streams of `/v1/completions` or `/v1/chat/completions`. Each chunk counts as one token, except those of
+    `/v1/completions` without text.
+    """
+
+    def __init__(self, port: int, path: str, num_connections: int) -> None:
+        super().__init__(
+            port,
+            path,
+            num_connections,
+            lambda event: bool(event["choices"][0].get("text", True)),
+            lambda event: event["choices"][0]["finish_reason"] is not None,
+        )
