@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ import numpy as np
 import psutil
 
 from benchmarks.common.command_line import command_line
+from benchmarks.common.figures import figures_of, median, medians
 from benchmarks.common.http_streams import EnsembleStreams, OpenAIStreams
 from benchmarks.common.models import VOCABULARY, make_model
 from benchmarks.common.work import Job, Timing, Work, load_work
-from benchmarks.many_streams import row_of as figures_of
 from benchmarks.results_file import table, write_result
 from benchmarks.triton_cost import make_tokenizer
 from client.async_client import AsyncClient
@@ -156,7 +156,7 @@ def row_of(
     processes: list[psutil.Process],
 ) -> Row:
     """`spent_s`: processor time of the front and of the whole server."""
-    made = figures_of(mode, work.in_flight, 0.0, work, timings)
+    made = figures_of(work, timings)
     num_pieces = sum(len(timing.tokens) for timing in timings)
     return Row(
         part,
@@ -170,16 +170,6 @@ def row_of(
         round(spent_s[1] / sum(job.max_tokens for job in work.jobs) * 1e6, 1),
         round(max(process.memory_info().rss for process in processes) / 2**20, 1),
     )
-
-
-def medians(rows: list[Row]) -> list[Row]:
-    """Returns a row of medians for each part and mode."""
-    found = []
-    for part, mode in dict.fromkeys((row.part, row.mode) for row in rows):
-        some = [row for row in rows if (row.part, row.mode) == (part, mode)]
-        numbers = [rounded_median([getattr(row, field.name) for row in some], 1) for field in fields(Row)[3:]]
-        found.append(Row(part, mode, some[0].streams, *numbers))
-    return found
 
 
 def model_part(directory: Path, dtype: str, quick: bool) -> Part:
@@ -231,22 +221,16 @@ def compared(rows: list[Row]) -> list[dict[str, Any]]:
             {
                 "part": part,
                 "compared with": mode,
-                "tok_s": rounded_median(speeds, 3),
+                "tok_s": median(speeds, 3),
                 "least": round(min(speeds), 3),
                 "most": round(max(speeds), 3),
-                "server_us_a_token": rounded_median(
+                "server_us_a_token": median(
                     [our.server_us_a_token / their.server_us_a_token for our, their in pairs], 3
                 ),
-                "ttft_more_ms": rounded_median(
-                    [our.ttft_p50_ms - their.ttft_p50_ms for our, their in pairs], 1
-                ),
+                "ttft_more_ms": median([our.ttft_p50_ms - their.ttft_p50_ms for our, their in pairs], 1),
             }
         )
     return found
-
-
-def rounded_median(numbers: list[float], digits: int) -> float:
-    return round(float(np.median(numbers)), digits)
 
 
 def main() -> None:
@@ -260,7 +244,7 @@ def main() -> None:
     raise_limit(OPEN_FILES)
     with tempfile.TemporaryDirectory() as directory:
         measured = [row for part in parts(Path(directory), arguments) for row in measure(part, rounds)]
-    rows, ratios = [asdict(row) for row in medians(measured)], compared(measured)
+    rows, ratios = medians(measured, ("part", "mode", "streams")), compared(measured)
     if arguments.json:
         write_result(arguments.json, {"rounds": rounds, "rows": rows, "compared": ratios})
     print(table(rows))

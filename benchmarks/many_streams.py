@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.command_line import command_line
+from benchmarks.common.figures import figures_of, medians
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.work import Job, Timing, Work
 from benchmarks.results_file import table, write_result
@@ -47,13 +48,9 @@ class Row:
 
 
 def row_of(mode: str, streams: int, step_ms: float, work: Work, timings: list[Timing]) -> Row:
-    wall_s = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
-    first_ms = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings]
-    between_ms = np.concatenate([np.diff(timing.tokens) for timing in timings]) * 1e3
-    p50, p99 = np.percentile(between_ms, [50, 99])
-    tokens, pieces = sum(job.max_tokens for job in work.jobs), sum(len(timing.tokens) for timing in timings)
-    figures = tokens / wall_s, float(np.median(first_ms)), pieces / wall_s, float(p50), float(p99)
-    return Row(mode, streams, step_ms, *(round(figure, 1) for figure in figures))
+    made = figures_of(work, timings)
+    between_ms = made.between_pieces_p50_ms, made.between_pieces_p99_ms
+    return Row(mode, streams, step_ms, made.tok_s, made.ttft_p50_ms, made.pieces_s, *between_ms)
 
 
 def text_of(number: int, job: Job) -> str:
@@ -102,16 +99,6 @@ def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[
     return rows
 
 
-def medians(rows: list[Row]) -> list[Row]:
-    """Returns a row of medians for each mode, in their order."""
-    found = []
-    for mode in dict.fromkeys(row.mode for row in rows):
-        table = [list(asdict(row).values())[1:] for row in rows if row.mode == mode]
-        streams, *figures = np.median(table, axis=0).round(1).tolist()
-        found.append(Row(mode, int(streams), *figures))
-    return found
-
-
 def cases(text: str) -> list[tuple[int, float]]:
     """Reads streams and milliseconds per step: "16:4.5,64:6"."""
     return [
@@ -131,17 +118,17 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, num_tokens = (1, QUICK_TOKENS) if arguments.quick else (arguments.rounds, NUM_TOKENS)
     wanted = arguments.streams or cases(QUICK_STREAMS if arguments.quick else STREAMS)
-    pairs = [medians(measure(streams, step_ms, num_tokens, rounds)) for streams, step_ms in wanted]
-    rows = [row for pair in pairs for row in pair]
+    rows = [row for case in wanted for row in measure(*case, num_tokens, rounds)]
+    found = medians(rows, ("mode", "streams", "step_ms"))
     if arguments.json:
-        write_result(arguments.json, {"rounds": rounds, "rows": [asdict(row) for row in rows]})
-    for instance, ensemble in pairs:
-        share = ensemble.tok_s / instance.tok_s
+        write_result(arguments.json, {"rounds": rounds, "rows": found})
+    for instance, ensemble in zip(found[::2], found[1::2], strict=True):
+        share = ensemble["tok_s"] / instance["tok_s"]
         print(
-            f"{instance.streams} streams, steps of {instance.step_ms} ms: through Triton {share:.2f} of the"
-            " tokens per second"
+            f"{instance['streams']} streams, steps of {instance['step_ms']} ms: through Triton {share:.2f} of"
+            " the tokens per second"
         )
-    print(table([asdict(row) for row in rows]))
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.common.command_line import command_line
+from benchmarks.common.figures import figures_of, median, medians
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.models import VOCABULARY, make_model
 from benchmarks.common.work import Job, Timing, Work, load_work
@@ -139,16 +139,9 @@ def make_texts(tokenizer: Tokenizer, work: Work, number: int) -> tuple[list[str]
 
 
 def row_of(mode: str, work: Work, timings: list[Timing], num_chunks: int) -> Row:
-    wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
-    num_tokens = sum(job.max_tokens for job in work.jobs)
-    first = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings if timing.tokens]
-    return Row(
-        mode,
-        num_tokens / wall,
-        float(np.median(first)),
-        float(np.percentile(first, 99)),
-        num_chunks / num_tokens,
-    )
+    made = figures_of(work, timings)
+    chunks_a_token = num_chunks / sum(job.max_tokens for job in work.jobs)
+    return Row(mode, made.tok_s, made.ttft_p50_ms, made.ttft_p99_ms, chunks_a_token)
 
 
 def measure(
@@ -198,23 +191,14 @@ def summary(rows: dict[str, list[Row]]) -> dict[str, Any]:
     """Returns medians of each figure, and of the ensemble's figures compared with the others', round by
     round.
     """
-    figures = [field.name for field in fields(Row)][1:]
-    medians = [
-        {"mode": mode, **{name: median(getattr(row, name) for row in rows[mode]) for name in figures}}
-        for mode in MODES
-    ]
-    result: dict[str, Any] = {"rows": medians}
+    result: dict[str, Any] = {"rows": medians((row for mode in MODES for row in rows[mode]), ("mode",), 3)}
     for mode in MODES[:-1]:
         pairs = list(zip(rows[mode], rows["ensemble"], strict=True))
-        result[f"tok_s_of_{mode}"] = median(through.tok_s / alone.tok_s for alone, through in pairs)
+        result[f"tok_s_of_{mode}"] = median([through.tok_s / alone.tok_s for alone, through in pairs], 3)
         result[f"ttft_p50_ms_more_than_{mode}"] = median(
-            through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs
+            [through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs], 3
         )
     return result
-
-
-def median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))
 
 
 def main() -> None:
