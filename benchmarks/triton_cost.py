@@ -18,14 +18,13 @@ import random
 import sys
 import sysconfig
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from benchmarks.common.clients import ClosedLoop
 from benchmarks.common.command_line import command_line
 from benchmarks.common.figures import figures_of, median, medians
 from benchmarks.common.http_streams import EnsembleStreams
@@ -39,9 +38,6 @@ from python_backends.engine.kinds import kind_of
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.loop_processor import keep_off
 from python_backends.linux.process_group import end_group, start_group
-from python_backends.nouns.messages import Submit
-from python_backends.nouns.request import Request, Sampling
-from python_backends.nouns.step import Tokens
 from python_backends.settings import ROOT, Settings, dump, load
 from python_backends.wires.sessions import InstanceReady, SchedulerEnd
 from tests.support.server.serving import Gapless
@@ -71,38 +67,16 @@ class Instance:
         self._num_asked = 0
 
     def run(self, work: Work) -> list[Timing]:
-        timings: dict[int, Timing] = {}
-        running = 0
-        while running or len(timings) < len(work.jobs):
-            count = min(work.in_flight - running, len(work.jobs) - len(timings))
-            submits = [self._submit(job) for job in work.jobs[len(timings) : len(timings) + count]]
-            timings |= {submit.request.request_id: Timing(time.perf_counter(), []) for submit in submits}
-            self._link.send(0, submits)
-            running += count - sum(
-                self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens)
-            )
-        return list(timings.values())
+        clients = ClosedLoop(work, first_id=self._num_asked)
+        self._num_asked += len(work.jobs)
+        while not clients.is_done:
+            self._link.send(0, clients.receive(0.0))
+            clients.publish(self._link.receive(1.0))
+        return clients.timings
 
     def close(self) -> None:
         end_group(self._process, wait_s=10)
         self._link.close()
-
-    def _submit(self, job: Job) -> Submit:
-        self._num_asked += 1
-        request = Request(
-            self._num_asked, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens)
-        )
-        return Submit(request, np.zeros(0, np.int32), 0)
-
-    def _book(self, tokens: Tokens, timings: dict[int, Timing]) -> int:
-        """Records the tokens of one message. Returns how many requests ended."""
-        now, ended = time.perf_counter(), 0
-        for number, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
-            timings[number].tokens.append(now)
-            if finish:
-                timings[number].ended = now
-                ended += 1
-        return ended
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:

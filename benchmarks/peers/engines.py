@@ -68,72 +68,32 @@ class Gapless:
         self._guided = start_guides(self._settings, scheduler, self._engine, lambda: None)
 
     def run(self, work: Work) -> list[Timing]:
+        from benchmarks.common.clients import ClosedLoop
+        from python_backends.guides.grammars import grammar_of
         from python_backends.instance.loop import Instance, Parts
+        from python_backends.nouns.request import Request, Sampling
         from python_backends.scheduling.slot_scheduler import SlotScheduler
+        from python_backends.text.checkpoint import read_checkpoint
+
+        follows = any(job.schema for job in work.jobs)
+        ends = read_checkpoint(self._settings.model_directory).eos_ids if follows else ()
+
+        def request_of(request_id: int, job: Job) -> Request:
+            grammar = grammar_of("json_schema", job.schema) if job.schema else ""
+            sampling = Sampling(max_tokens=job.max_tokens, grammar=grammar, stop_ids=ends)
+            return Request(request_id, np.array(job.prompt, np.int32), sampling)
 
         # a new one, without prefixes of an earlier round
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)
-        clients = _Clients(work, self._settings.model_directory)
+        clients = ClosedLoop(work, request_of)
         ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
         instance = Instance(scheduler, self._engine, clients, lambda _: None, ahead, parts)
-        while clients.num_ended < len(work.jobs):
+        while not clients.is_done:
             instance.turn()
         return clients.timings
 
     def score(self, texts: Sequence[Sequence[int]]) -> list[Scores]:
         return own_scores(self._engine, TOKEN_BUDGET, texts)
-
-
-class _Clients:
-    """Replaces the instance's link: submits the work in a closed loop and records when its tokens arrive."""
-
-    def __init__(self, work: Work, model: Path) -> None:
-        from python_backends.text.checkpoint import read_checkpoint
-
-        self.timings: list[Timing] = []
-        self.num_ended = 0
-        self._work = work
-        follows = any(job.schema for job in work.jobs)
-        self._ends = read_checkpoint(model).eos_ids if follows else ()
-
-    def receive(self, timeout_s: float) -> list[Any]:
-        count = min(
-            self._work.in_flight - (len(self.timings) - self.num_ended),
-            len(self._work.jobs) - len(self.timings),
-        )
-        if not count and timeout_s:
-            time.sleep(timeout_s)
-        return [self._submit(len(self.timings)) for _ in range(count)]
-
-    def publish(self, messages: Sequence[Any]) -> None:
-        from python_backends.nouns.messages import Failed
-        from python_backends.nouns.step import Tokens
-
-        now = time.perf_counter()
-        for failed in [message for message in messages if isinstance(message, Failed)]:
-            raise RuntimeError(failed.error)
-        for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            arrived = zip(
-                tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True
-            )
-            for index, token, finish in arrived:
-                self.timings[index].tokens.append(now)
-                self.timings[index].ids.append(token)
-                if finish:
-                    self.timings[index].ended = now
-                    self.num_ended += 1
-
-    def _submit(self, index: int) -> Any:
-        from python_backends.guides.grammars import grammar_of
-        from python_backends.nouns.messages import Submit
-        from python_backends.nouns.request import Request, Sampling
-
-        job = self._work.jobs[index]
-        self.timings.append(Timing(time.perf_counter(), []))
-        grammar = grammar_of("json_schema", job.schema) if job.schema else ""
-        sampling = Sampling(max_tokens=job.max_tokens, grammar=grammar, stop_ids=self._ends)
-        request = Request(index, np.array(job.prompt, np.int32), sampling)
-        return Submit(request, np.zeros(0, np.int32), 0)
 
 
 class Transformers:
