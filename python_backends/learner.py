@@ -9,7 +9,6 @@ gone.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import signal
 import sqlite3
@@ -17,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 import setproctitle
 
+from python_backends.linux.files import locked_file
 from python_backends.linux.process_group import ASK
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import AnswerRecord
@@ -98,19 +98,15 @@ class Learner:
         self._log.close()
 
 
-def lock(directory: Path, is_over: Callable[[], bool]) -> IO[str] | None:
+def lock(directory: Path, is_over: Callable[[], bool]) -> BinaryIO | None:
     """Waits for the lock that allows to write in `directory`, until no other learner holds it. None if
-    `is_over` returns True first.
+    `is_over` returns True first. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    held = (directory / LOCK).open("w")
     while not is_over():
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (held := locked_file(directory / LOCK)) is not None:
             return held
-        except BlockingIOError:
-            time.sleep(1.0)
-    held.close()
+        time.sleep(1.0)
     return None
 
 

@@ -6,7 +6,6 @@ One process writes at a time: the one that holds the lock. `cancel` leaves a fil
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import secrets
@@ -25,7 +24,7 @@ from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.examples import Examples
 from python_backends.finetuning.files import append_line, read_arrays, read_lines
 from python_backends.finetuning.job_fields import MAX_JOB_BYTES, checked
-from python_backends.linux.files import write_directory, write_whole
+from python_backends.linux.files import locked_file, write_directory, write_whole
 from python_backends.linux.regular_files import read_regular
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
@@ -210,11 +209,10 @@ class Job:
         """No other process changes the job meanwhile. Its fields are read again: one may have done so since
         they were read. JobError if another process has it.
         """
-        with (self.directory / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise JobError(f"{self.id}: another process trains it") from error
+        file = locked_file(self.directory / "lock")
+        if file is None:
+            raise JobError(f"{self.id}: another process trains it")
+        with file:
             self._read()
             yield
 
