@@ -67,7 +67,7 @@ async def _noted(
 
 
 async def _side_by_side(asked: Sequence[AsyncGenerator[Piece, None]]) -> Answers:
-    came: asyncio.Queue[tuple[int, Piece | GaplessError | None]] = asyncio.Queue()
+    came: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
 
     async def pump(number: int, answer: AsyncGenerator[Piece, None]) -> None:
         try:
@@ -75,7 +75,7 @@ async def _side_by_side(asked: Sequence[AsyncGenerator[Piece, None]]) -> Answers
                 async for piece in pieces:
                     came.put_nowait((number, piece))
             came.put_nowait((number, None))
-        except GaplessError as error:
+        except Exception as error:  # any: the request would wait for ever
             came.put_nowait((number, error))
 
     pumps = [asyncio.create_task(pump(number, answer)) for number, answer in enumerate(asked)]
@@ -83,7 +83,7 @@ async def _side_by_side(asked: Sequence[AsyncGenerator[Piece, None]]) -> Answers
         num_open = len(pumps)
         while num_open:
             number, piece = await came.get()
-            if isinstance(piece, GaplessError):
+            if isinstance(piece, Exception):
                 raise piece
             if piece is None:
                 num_open -= 1

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from client.errors import FailedError, GaplessError, RefusedError, UnavailableError
+from client.parameters import Parameters
 from client.retries import Retries
-from client.wire import Piece, request_message
+from client.wire import Piece, Prompt, request_message
 from front import attempts
 from front.answers import answers
 from front.anthropic.errors import failure
@@ -246,3 +247,31 @@ def test_a_server_that_drains_does_not_come_back(world: World) -> None:
     world.looks_away, world.is_ending = 10**9, True
     with pytest.raises(UnavailableError):
         world.pieces(Mortal())
+
+
+class Failing:
+    """Its second answer fails with an error that nobody expects; the others wait."""
+
+    def __init__(self) -> None:
+        self.num_cancelled = 0
+
+    async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
+        yield Piece("a")
+        if parameters["seed"] == 1:
+            raise ZeroDivisionError
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_cancelled += 1
+
+
+def test_an_error_that_nobody_expects_in_one_of_several_answers_ends_all() -> None:
+    failing = Failing()
+
+    async def ask() -> None:
+        async for _ in answers(failing, [("go on", {"seed": seed}) for seed in range(3)], True, 3):
+            pass
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asyncio.wait_for(ask(), 30))
+    assert failing.num_cancelled == 2
