@@ -52,9 +52,8 @@ class _Reader:
             said = text_of(f"{name}.output", item.get("output"))
             self._turns.append(Turn("tool", said, call_id=str(item.get("call_id") or "")))
         elif kind == "reasoning":
-            self._thought = text_of(f"{name}.content", item.get("content") or item.get("summary")) or _ours(
-                item
-            )
+            said = text_of(f"{name}.content", item.get("content") or item.get("summary")) or _ours(item)
+            self._thought = _together(self._thought, said)
         elif kind == "item_reference":
             said = f" = {kind!r}: this server keeps no items; send them whole (`store: false`)"
             raise refused(f"{name}.type", said, "unsupported_value")
@@ -71,7 +70,9 @@ class _Reader:
             # many templates take one system message
             self._turns[0] = Turn("system", f"{self._turns[0].content}\n\n{content}")
             return
-        thought, self._thought = (self._thought, "") if role == "assistant" else ("", self._thought)
+        thought = self._thought if role == "assistant" else ""
+        if role in ("assistant", "user"):  # a user's: the turn of the thought was broken off
+            self._thought = ""
         self._turns.append(Turn(role, content, thought=thought))
 
     def _call(self, item: dict[str, Any], kind: str) -> None:
@@ -80,10 +81,15 @@ class _Reader:
         call = Call(str(item.get("call_id") or ""), str(item.get("name") or ""), arguments)
         last = self._turns[-1] if self._turns else None
         if last is None or last.role != "assistant":
-            last = Turn("assistant", thought=self._thought)
+            last = Turn("assistant")
             self._turns.append(last)
-        self._turns[-1] = replace(last, calls=(*last.calls, call))
-        self._thought = ""
+        thought, self._thought = _together(last.thought, self._thought), ""
+        self._turns[-1] = replace(last, calls=(*last.calls, call), thought=thought)
+
+
+def _together(*thoughts: str) -> str:
+    """Those of one turn."""
+    return joined([each for each in thoughts if each])
 
 
 def _ours(item: dict[str, Any]) -> str:

@@ -231,6 +231,30 @@ def test_items_become_turns() -> None:
     ]
 
 
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def test_thoughts_of_a_turn_stay_together() -> None:
+    said = {"role": "assistant", "content": "I look."}
+    call = {"type": "function_call", "call_id": "c1", "name": "ls", "arguments": "{}"}
+    calls = (Call("c1", "ls", {}),)
+    assert turns(thought("a"), said, thought("b"), thought("c"), call) == [
+        Turn("assistant", "I look.", calls, thought="a\nb\nc")
+    ]
+    assert turns(thought("a"), thought("b"), thought(""), call) == [
+        Turn("assistant", "", calls, thought="a\nb")
+    ]
+
+
+def test_a_thought_of_a_turn_that_was_broken_off_goes_to_no_later_one() -> None:
+    asked, said = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+    assert turns(asked, thought("a"), asked, said) == [
+        *(Turn("user", "x"), Turn("user", "x")),
+        Turn("assistant", "y"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
