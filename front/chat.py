@@ -77,7 +77,7 @@ class Chat(Answering):
         super().__init__(ask, [(messages, each) for each in choices], model, asks)
         self._came = by_names(named(self._came, guide), names)
         self._scores = bool(ask.logprobs)
-        self._texts = [TokenTexts(model, ask.stop_token_ids or (), False) for _ in choices]
+        self._texts = [TokenTexts(model, ask.stop_token_ids or (), shape.continues) for _ in choices]
         self._parts = [Parts(model, shape) for _ in choices]
         self._made = [ChatParts(custom_of(ask.tools or ())) for _ in choices]
         self._has_begun = False  # the first chunk of each answer was sent

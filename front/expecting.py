@@ -55,7 +55,8 @@ def shape_of(
     form = call_form(model.form, is_visible)
     if not form.thoughts:
         open_one = ""
-    guided = Shape(form, replace(expected, open_thought=open_one), in_letters=True)
+    continues = bool(extras.get("continue_final_message"))
+    guided = Shape(form, replace(expected, open_thought=open_one), in_letters=True, continues=continues)
     followed = lenient(callable_tools, wish.strict)
     if must:
         asked = wish.choice_field
@@ -66,7 +67,7 @@ def shape_of(
         return guided, text_of(form, wish.text, open_one)
     if form.call[0] and not {*wish.strict, *wish.inputs}.isdisjoint(schemas):
         return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, "tools", wish.inputs)
-    return Shape(model.form, expected), None
+    return Shape(model.form, expected, continues=continues), None
 
 
 def open_thought(form: Format | None, ending: str) -> str:

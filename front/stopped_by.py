@@ -11,9 +11,11 @@ from front.model import Model
 class StoppedBy:
     """Follows the pieces of one answer in a chat."""
 
-    def __init__(self, words: Sequence[str], model: Model) -> None:
+    def __init__(self, words: Sequence[str], model: Model, continues: bool) -> None:
+        """`continues`: the answer goes on with a text; else a text begins with it."""
         self._words = words
         self._model = model
+        self._continues = continues
         self._tokens: list[tuple[bytes, bool]] = []  # how each is spelled, and whether answers show it
         self._num_bytes = 0  # of the answer's text
         self._last = -1
@@ -21,7 +23,7 @@ class StoppedBy:
     def add(self, piece: Piece) -> None:
         self._num_bytes += len(piece.text.encode())
         for token in piece.output_ids:
-            is_first = not self._tokens
+            is_first = not self._tokens and not self._continues
             is_shown = self._model.bytes_of(token, is_first) is not None
             self._tokens.append((self._model.spelled(token, is_first)[1], is_shown))
             self._last = token

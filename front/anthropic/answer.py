@@ -72,7 +72,7 @@ class Message:
         asks = one_call(asks, model, shape)
         came = until_full(asks, (messages, parameters), self._is_streamed)
         self._came = _emptied(named(came, guide)) if is_empty else named(came, guide)
-        self._stopped = StoppedBy(ask.stop_sequences or (), model)
+        self._stopped = StoppedBy(ask.stop_sequences or (), model, shape.continues)
         self._parts = Parts(model, shape)
         self._blocks = Blocks((ask.thinking or {}).get("display") == "omitted")
         self._num_output_tokens = 0

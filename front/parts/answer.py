@@ -30,12 +30,13 @@ class Writer(Vocabulary, Protocol):
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How one answer is read. `in_letters`: marks count as letters, because a guide can't tell a token from
-    its letters.
+    its letters. `continues`: the answer goes on with a text of the prompt; else a text begins with it.
     """
 
     form: Format | None
     expected: Expected
     in_letters: bool = False
+    continues: bool = False
 
     @property
     def has_parts(self) -> bool:
@@ -52,7 +53,8 @@ class Parts:
         if shape.has_parts:
             assert shape.form is not None
             tokens = Tokens() if shape.in_letters else writer.mark_tokens
-            self._feeding = Feeding(writer, {} if shape.in_letters else writer.marks, tokens)
+            marks = {} if shape.in_letters else writer.marks
+            self._feeding = Feeding(writer, marks, tokens, shape.continues)
             self._machine = Machine(shape.form, tokens, shape.expected)
         self._num_tokens = self._num_said = self._num_thought = 0
         self._num_ids = self._num_told = 0

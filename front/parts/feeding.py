@@ -26,8 +26,10 @@ class Vocabulary(Protocol):
 class Feeding:
     """The pieces of one answer."""
 
-    def __init__(self, vocabulary: Vocabulary, marks: Mapping[int, str], tokens: Tokens) -> None:
-        """`marks`: the texts of tokens that are marks."""
+    def __init__(
+        self, vocabulary: Vocabulary, marks: Mapping[int, str], tokens: Tokens, continues: bool
+    ) -> None:
+        """`marks`: the texts of tokens that are marks. `continues`: no text begins with the answer."""
         self._vocabulary = vocabulary
         self._marks = marks
         self._tokens = tokens
@@ -36,7 +38,7 @@ class Feeding:
         self._ends: list[int] = []  # of each token: how many characters there are with it
         self._num_spelled = 0
         self._num_due = 0  # characters that the ensemble has sent, and that wait
-        self._is_first = True
+        self._is_first = not continues
 
     def add(self, piece: Piece) -> str:
         """Returns what is certain now, with a character for each marker."""
