@@ -16,11 +16,11 @@ THINKS = {"enabled": True, "disabled": False}  # other types: as the template do
 
 def prompt_of(ask: CountAsk, model: Model) -> tuple[list[Message], list[Tool], dict[str, Any]]:
     """Returns the messages, the tools, and what the ensemble gets besides the messages. An answer goes on
-    with an assistant's message that is the last one. Raises ProblemError.
+    with an assistant's message that is the last one, unless that is white space. Raises ProblemError.
     """
     turns = turns_of(ask)
     last = turns[-1]
-    continues = last.role == "assistant" and bool(last.content) and not last.calls
+    continues = last.role == "assistant" and bool(last.content.strip()) and not last.calls
     kind = (ask.thinking or {}).get("type")
     named = thinking((ask.output_config or {}).get("effort"), "output_config.effort")
     if isinstance(kind, str) and kind in THINKS:

@@ -151,7 +151,10 @@ class ChatTemplate:
     def _written(
         self, messages: Sequence[Message], extras: Extras = NONE, now: datetime | None = None
     ) -> str:
-        """Returns what the template makes of a chat."""
+        """Returns what the template makes of a chat, up to the end of a content that is to be continued."""
+        last = messages[-1]["content"] if extras.continues else ""
+        if extras.continues:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{last}{TURN} "}]
         num_chars = sum(len(text) for message in messages for text in texts_of_message(message))
         num_chars += sum(map(len, texts_of(extras.tools)))
         begin_rendering(num_chars, now or datetime.now())
@@ -164,7 +167,7 @@ class ChatTemplate:
             **self._named_tokens,
         )
         written = _bounded(pieces, MAX_FRAME + OUTPUT_PER_INPUT * num_chars)
-        return _open_ended(written, messages[-1]["content"]) if extras.continues else written
+        return _open_ended(written, last) if extras.continues else written
 
 
 def _changed(given: Given, change: Callable[[str], str]) -> Given:
@@ -178,11 +181,13 @@ def _json_of(arguments: Any) -> str:
 
 
 def _open_ended(written: str, last: str) -> str:
-    """Returns the prompt up to the end of its last message's content."""
-    for content in (last, last.strip()):
-        if content and (begin := written.rfind(content)) >= 0:
-            return written[: begin + len(content)]
-    raise TemplateError("it does not end with the content of the last message, which is to be continued")
+    """Returns the prompt up to the end of its last message's content, which is `last`. After that stand TURN,
+    so that the end is found whatever it is, and a space, which a template that trims contents has cut.
+    """
+    prompt, found, rest = written.rpartition(TURN)
+    if not last or not found:
+        raise TemplateError("it does not end with the content of the last message, which is to be continued")
+    return prompt if rest.startswith(" ") or not last.strip() else prompt.rstrip()
 
 
 def _bounded(pieces: Iterable[str], limit: int) -> str:

@@ -220,6 +220,11 @@ def test_tools_thinking_and_an_answer_that_is_begun_go_to_the_template(
     assert asked["continue_final_message"] is True
 
 
+def test_a_last_message_of_white_space_is_not_continued(front: Front, ensemble: Ensemble) -> None:
+    ask(front, PATH, {**BODY, "messages": [*MESSAGES, {"role": "assistant", "content": " \n"}]})
+    assert "continue_final_message" not in ensemble.asked[0]
+
+
 def test_tokens_are_counted_as_the_prompt_of_the_answer_has_them(front: Front) -> None:
     body = {"model": "toy", "messages": MESSAGES, "system": HEADER.format("1") + "be short"}
     status, _, counted = ask(front, f"{PATH}/count_tokens?beta=true", body)

@@ -17,6 +17,7 @@ from tests.support.text.checkpoints import byte_level
 from tests.support.text.templates import TEXTS, TOOLS, template
 
 NO_CALLS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+LINES = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": {"path": "a"}}}
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "u"},
@@ -46,6 +47,21 @@ def test_an_answer_goes_on_where_its_message_ends() -> None:
     assert rendered(TOOLS, chat, continues=True) == "<|user|>u<|end|><|assistant|>u def "
     with pytest.raises(RefusedError, match="does not end with the content of the last message"):
         rendered("<|user|>{{ messages[0].content }}", chat, continues=True)
+
+
+@pytest.mark.parametrize("content", ["\n", " ", "<", "|>", "e", "end", "<|end", "a", "a \n", "qzx", "qzx "])
+def test_an_answer_goes_on_with_any_content(content: str) -> None:
+    """Also with one that the template writes after each content, or around it."""
+    chat = [*CHAT[:1], {"role": "assistant", "content": content}]
+    begun = "<|user|>\nu<|end|>\n<|assistant|>\n"
+    assert rendered(LINES, chat, continues=True) == begun + content
+    trimmed = LINES.replace("m.content", "m.content | trim")
+    assert rendered(trimmed, chat, continues=True) == begun + content.strip()
+
+
+def test_an_answer_goes_on_with_no_empty_content() -> None:
+    with pytest.raises(RefusedError, match="does not end with the content of the last message"):
+        rendered(LINES, [*CHAT[:1], {"role": "assistant", "content": ""}], continues=True)
 
 
 def test_what_a_template_does_not_write_is_refused_by_its_name() -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import RefusedError
 from python_backends.text.door import chat_template
+from python_backends.text.door.chat import Extras
 from python_backends.text.door.chat_template import ChatTemplate, Message
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.special_tokens import SpecialTokens
@@ -119,6 +120,22 @@ def test_no_content_adds_a_special_token_to_those_of_the_template(family: str, t
         return [token for token in encode(family, chat(family, turns)) if token in SPECIAL_IDS[family]]
 
     assert specials(turns) == specials(["hello"] * len(turns))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(content=attacks)
+def test_no_content_that_is_continued_adds_one_either(family: str, content: str) -> None:
+    assume(content)
+
+    def specials(content: str) -> list[int]:
+        source = CHECKPOINTS[family].chat_template
+        assert source is not None
+        messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": content}]
+        armed = template(source, family).render(messages, Extras(continues=True))
+        return [token for token in encode(family, armed) if token in SPECIAL_IDS[family]]
+
+    assert specials(content) == specials("hello")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
