@@ -55,7 +55,7 @@ class Message:
             of_anthropic(ask.tool_choice),
             calls_one=calls_one,
             strict=strict_of(ask.tools or ()),
-            text=wanted((ask.output_config or {}).get("format"), "output_config.format"),
+            text=wanted((ask.output_config or {}).get("format"), "output_config.format", is_strict=True),
         )
         shape, guide = shape_of(model, messages, extras, wish)
         is_empty = ask.max_tokens == 0  # the prompt is kept in the cache; the ensemble writes one token

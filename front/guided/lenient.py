@@ -1,4 +1,4 @@
-"""What a guide can follow of the schemas of tools that are not strict. Called by `expecting`."""
+"""What a guide can follow of schemas that are not strict: of tools, and of texts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from front.guided.wanted import OBJECT
 from front.tools import Tool
 
+OBJECT = {"type": "object"}
 BEYOND = re.compile(r"\(\?<?[=!]|\\[1-9]")  # look-around and back-references, which no guide has
 
 
@@ -19,22 +19,25 @@ def lenient(tools: Sequence[Tool], strict: Collection[str]) -> list[Tool]:
     return [
         tool
         if tool["function"]["name"] in strict
-        else {**tool, "function": {**tool["function"], "parameters": _followable(tool["function"])}}
+        else {**tool, "function": {**tool["function"], "parameters": _object(tool["function"])}}
         for tool in tools
     ]
 
 
-def _followable(function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _object(function: Mapping[str, Any]) -> Mapping[str, Any]:
     given = function.get("parameters")
-    if not isinstance(given, Mapping):
-        return OBJECT
+    return {**followable(given), **OBJECT} if isinstance(given, Mapping) else OBJECT
+
+
+def followable(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a guide can follow of a schema; of one that is nested too deeply, that it is an object."""
     try:
         schema = _without_beyond(given)
     except RecursionError:
         return OBJECT
     asked = schema.get("x-guidance")
     guidance = {**(asked if isinstance(asked, Mapping) else {}), "lenient": True}
-    return {**schema, "type": "object", "x-guidance": guidance}
+    return {**schema, "x-guidance": guidance}
 
 
 def _without_beyond(value: Any) -> Any:

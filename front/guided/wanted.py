@@ -8,8 +8,7 @@ from typing import Any
 
 from front.errors import refused
 from front.guided.guide import Format
-
-OBJECT = {"type": "object"}
+from front.guided.lenient import OBJECT, followable
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,10 @@ class Wanted:
     field: str
 
 
-def wanted(given: Any, field: str) -> Wanted | None:
+def wanted(given: Any, field: str, is_strict: bool = False) -> Wanted | None:
     """Returns the format of a text in OpenAI's or Anthropic's words; None: any text. A schema is in the
-    format itself, or in `json_schema` of a chat's. Raises ProblemError.
+    format itself, or in `json_schema` of a chat's. `is_strict`: it is, without a word of it; Anthropic's are.
+    Raises ProblemError.
     """
     if given is None:
         return None
@@ -34,8 +34,11 @@ def wanted(given: Any, field: str) -> Wanted | None:
     if kind == "json_schema":
         inner = given.get("json_schema", given)
         place = field if inner is given else f"{field}.json_schema"
-        schema = inner.get("schema") if isinstance(inner, Mapping) else None
-        return Wanted(_schema(schema, f"{place}.schema"), field)
+        inner = inner if isinstance(inner, Mapping) else {}
+        form = _schema(inner.get("schema"), f"{place}.schema")
+        if not is_strict and inner.get("strict") is not True and form["json_schema"] is not True:
+            form["json_schema"] = followable(form["json_schema"])
+        return Wanted(form, field)
     if kind == "structural_tag" and isinstance(given.get("format"), Mapping):
         return Wanted(dict(given["format"]), field)
     said = f" = {str(kind)[:40]!r}: must be text, json_object, json_schema or structural_tag"

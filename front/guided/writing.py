@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from front.guided.guide import Format, Guide, tagged
-from front.guided.wanted import OBJECT, Wanted
+from front.guided.lenient import OBJECT
+from front.guided.wanted import Wanted
 from front.parts import formats
 from front.tools import Tool
 

@@ -154,7 +154,7 @@ def test_formats_of_a_text_become_guides(front: Front, ensemble: Ensemble) -> No
             {**chat, "response_format": {"type": "json_object"}},
             {"type": "json_schema", "json_schema": {"type": "object"}},
         ),
-        ("/v1/responses", {"input": "x", "text": {"format": flat}}, schema),
+        ("/v1/responses", {"input": "x", "text": {"format": {**flat, "strict": True}}}, schema),
         ("/v1/messages", {**message, "output_config": {"format": flat}}, schema),
     ):
         assert ask(front, path, body)[0] == 200
@@ -201,6 +201,37 @@ def test_of_a_tool_that_is_not_strict_what_a_guide_can_follow_is_followed(
     ask(tool_front, "/v1/chat/completions", {**body, "tools": [strict]})
     with pytest.raises(GuideError, match="example"):
         matcher("structural_tag", ensemble.asked[-1]["guided_decoding_guide"])
+
+
+@pytest.mark.parametrize("says", [{}, {"strict": False}, {"strict": None}])
+def test_of_a_format_that_is_not_strict_what_a_guide_can_follow_is_followed(
+    front: Front, ensemble: Ensemble, says: dict[str, Any]
+) -> None:
+    items = {"type": "string", "pattern": r"^(?!\.)a$", "maxLength": 3}
+    inner: Any = {"name": "x", "schema": {"type": "array", "items": items, "uniqueItems": True}, **says}
+    form: Any = {"type": "json_schema", "json_schema": inner}
+    chat: Any = {"messages": MESSAGES, "response_format": form}
+    response: Any = {"input": "x", "text": {"format": {"type": "json_schema", **inner}}}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+        assert ask(front, path, body)[0] == 200
+        guide = ensemble.asked[-1]["guided_decoding_guide"]
+        assert {TOKENS[token] for token in allowed(matcher("structural_tag", guide))} == {b"["}
+        assert matcher("structural_tag", guide).take(list(b'["b", "b"]'))
+        assert TOKENS.index(b"b") not in allowed(matcher("structural_tag", guide, b'["bbb'))
+
+
+def test_a_strict_format_and_anthropics_are_followed_whole_or_refused(
+    front: Front, ensemble: Ensemble
+) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    inner = {"name": "x", "schema": schema, "strict": True}
+    chat: Any = {"messages": MESSAGES, "response_format": {"type": "json_schema", "json_schema": inner}}
+    flat = {"type": "json_schema", "schema": schema}
+    message: Any = {"messages": MESSAGES, "max_tokens": 9, "output_config": {"format": flat}}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/messages", message)):
+        ask(front, path, body)
+        with pytest.raises(GuideError, match="uniqueItems"):
+            matcher("structural_tag", ensemble.asked[-1]["guided_decoding_guide"])
 
 
 def test_what_the_ensemble_says_of_a_guide_names_the_clients_field(front: Front, ensemble: Ensemble) -> None:
