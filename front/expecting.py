@@ -50,7 +50,7 @@ def shape_of(
         callable_tools = []
     open_one = open_thought(model.form, _ending(model, messages, wish.tools, extras))
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in callable_tools}
-    expected = Expected(schemas, int(wish.calls_one), open_one)
+    expected = Expected(schemas, int(wish.calls_one), open_one, wish.choice.names)
     is_visible = not model.mark_tokens.hidden
     form = call_form(model.form, is_visible)
     if not form.thoughts:
@@ -65,8 +65,10 @@ def shape_of(
         return guided, text_or_calls(form, followed, wish.text, wish.calls_one, open_one, wish.inputs)
     if wish.text is not None:
         return guided, text_of(form, wish.text, open_one)
-    if form.call[0] and not {*wish.strict, *wish.inputs}.isdisjoint(schemas):
-        return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, "tools", wish.inputs)
+    is_strict = not {*wish.strict, *wish.inputs}.isdisjoint(schemas)
+    if form.call[0] and schemas and (is_strict or wish.choice.names is not None):
+        asked = "tools" if is_strict else wish.choice_field
+        return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, asked, wish.inputs)
     return Shape(model.form, expected, continues=continues), None
 
 

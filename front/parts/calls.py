@@ -24,18 +24,26 @@ class CallReader:
     """Reads calls of one format."""
 
     def __init__(
-        self, form: Format, spell: Form, came: Came, events: Events, schemas: Mapping[str, Any]
+        self,
+        form: Format,
+        spell: Form,
+        came: Came,
+        events: Events,
+        schemas: Mapping[str, Any],
+        names: Collection[str] | None,
     ) -> None:
-        """`schemas`: of the arguments of the tools that there are, by the tools' names."""
+        """`schemas`: of the arguments of the tools that there are, by the tools' names. `names`: of the tools
+        that may be called; None: all, also those that there are not.
+        """
         self._form = form
         self._came = came
         self._events = events
-        self._names: Collection[str] | None = schemas if form.is_bare else None  # None: all
+        self._names: Collection[str] | None = schemas if form.is_bare else names
         self._head = re.compile(form.head) if form.head else None
         closes = spell(form.call[1])
         self._ends = closes if len(closes) == 1 and re.fullmatch(f"[{TOKEN}]", closes) else ""
         self._begins = re.compile("[{" + self._ends + "]")
-        self._tagged = TaggedReader(form, spell, came, events, schemas) if form.tagged else None
+        self._tagged = TaggedReader(form, spell, came, events, schemas, names) if form.tagged else None
         if form.quote:
             self._unquoted = UnquotedReader(spell(form.quote), self._ends, came)
         self._has_name = self._has_arguments = False
@@ -130,7 +138,7 @@ class CallReader:
         elif key in ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             yield from self._arguments(first)
-        elif self._names is not None and not self._has_name and key != "type":
+        elif self._form.is_bare and not self._has_name and key != "type":
             raise BrokenError  # an answer that is an object of another kind
         else:
             yield from self._came.value(_ignore, self._ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from front.parts.events import Events, Text, Thought
 from front.parts.reading import Came, Markers, Reading
@@ -17,10 +17,13 @@ THOUGHTS = "analysis"
 class ChannelReader:
     """Reads an answer that begins within a header, as the template leaves it."""
 
-    def __init__(self, spell: Callable[[str], str], came: Came, events: Events, takes_calls: bool) -> None:
+    def __init__(
+        self, spell: Callable[[str], str], came: Came, events: Events, names: Collection[str] | None
+    ) -> None:
+        """`names`: of the tools that may be called; None: all."""
         self._came = came
         self._events = events
-        self._takes_calls = takes_calls
+        self._names = names
         self._message = Markers((spell("<|message|>"),))
         self._start = spell("<|start|>")
         self._ends = Markers(map(spell, ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")))
@@ -46,7 +49,7 @@ class ChannelReader:
         written = "".join(pieces)
         called, channel = CALLED.search(written), CHANNEL.search(written)
         self._events.cut()
-        if called and self._takes_calls:
+        if called and (self._names is None or called[1] in self._names):
             return (yield from self._call(called[1]))
         kind = Thought if channel and channel[1] == THOUGHTS else Text
         return (yield from self._came.until(self._ends, lambda text: self._events.say(kind, text)))

@@ -32,12 +32,14 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What an answer may have. `schemas`: of the arguments of the tools that it may call, by their names.
-    `open_thought`: what closes the thought that the prompt has opened; empty: there is none.
+    `open_thought`: what closes the thought that the prompt has opened; empty: there is none. `names`: the
+    call of a tool that is not among them is text; None: any call is one.
     """
 
     schemas: Mapping[str, Any] = field(default_factory=dict)
     most_calls: int = 0  # 0: any number
     open_thought: str = ""
+    names: Collection[str] | None = None
 
 
 class Machine:
@@ -57,11 +59,10 @@ class Machine:
             around = (mark for mark in map(spell, form.around) if IS_TOKEN.fullmatch(mark))
             marks.update(filter(None, (self._call_mark, *around)))
         self._in_text = Markers(marks)
-        self._reader = CallReader(form, spell, self._came, self._events, expected.schemas)
+        self._reader = CallReader(form, spell, self._came, self._events, expected.schemas, expected.names)
         self._open_thought = spell(expected.open_thought)
-        self._channels = (
-            ChannelReader(spell, self._came, self._events, self._takes_calls) if form.has_channels else None
-        )
+        names = expected.names if self._takes_calls else ()
+        self._channels = ChannelReader(spell, self._came, self._events, names) if form.has_channels else None
         self._open = ""  # what closes the thought that is read
         self._running = self._run()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from front.parts.events import Events
@@ -26,9 +26,12 @@ class TaggedReader:
         came: Came,
         events: Events,
         schemas: Mapping[str, Any],
+        names: Collection[str] | None,
     ) -> None:
+        """`names`: of the tools that may be called; None: all."""
         assert form.tagged is not None
         tagged, self._came, self._events, self._schemas = form.tagged, came, events, schemas
+        self._names = names
         self._head = re.compile(form.head)
         self._opens = spell(tagged.name[0])
         self._ends = tuple(filter(None, (spell(tagged.end), spell(form.call[1]))))
@@ -43,7 +46,7 @@ class TaggedReader:
         self.has_begun = False
         mark, head = yield from self._text(self._next, LONGEST_HEAD)
         found = re.fullmatch(self._head, head)
-        if found is None:
+        if found is None or (self._names is not None and found["name"] not in self._names):
             raise BrokenError
         self.has_begun = True
         self._came.kept()

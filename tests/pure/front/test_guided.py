@@ -23,7 +23,7 @@ from tests.support.answers import joined
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask
 from tests.support.guided import TOKENS, allowed, drawn, matcher
-from tests.support.tool_model import FUNCTION, NOW, Answers
+from tests.support.tool_model import ANSWER, FUNCTION, NOW, Answers
 
 TOOLS: list[Any] = [{"type": "function", "function": each} for each in (FUNCTION, NOW)]
 HERMES = next(each for each in TABLE if each.family == "Hermes")
@@ -174,6 +174,27 @@ def test_a_strict_tool_is_guarded_where_calls_are_free(tool_front: Front, ensemb
     tags = document(ensemble.asked[-1])["tags"]
     assert [tag["content"]["json_schema"] for tag in tags] == [FUNCTION["parameters"], {"type": "object"}]
     ask(tool_front, "/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS})
+    assert "guided_decoding_guide" not in ensemble.asked[-1]
+
+
+def test_a_tool_that_is_not_allowed_is_not_called(
+    tool_front: Front, ensemble: Ensemble, tool_model: Path
+) -> None:
+    """Also where no guide keeps the model from it; here the answer is one that no guide had."""
+    chosen = {"type": "function", "function": {"name": "now"}}
+    allowed_tools: dict[str, Any] = {"mode": "auto", "tools": [chosen]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed_tools}
+    ensemble.pieces = Answers(tool_model).pieces(ANSWER, (3,))
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    message = ask(tool_front, "/v1/chat/completions", body)[2]["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+    assert '"weather"' in message["content"]
+    asked = ensemble.asked[-1]
+    assert [tag["begin"] for tag in document(asked)["tags"]] == ['<tool_call>\n{"name": "now", "arguments": ']
+    assert len(json.loads(asked["tools"])) == 2  # the prompt is the same
+    allowed_tools["tools"] = []
+    message = ask(tool_front, "/v1/chat/completions", body)[2]["choices"][0]["message"]
+    assert "tool_calls" not in message
     assert "guided_decoding_guide" not in ensemble.asked[-1]
 
 

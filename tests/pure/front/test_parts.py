@@ -19,6 +19,7 @@ from tests.support.answers import (
     DEEPSEEK,
     GEMMA,
     GLM,
+    GPT_OSS,
     HERMES,
     MISTRAL,
     SAMPLES,
@@ -55,6 +56,42 @@ def test_a_token_behind_a_backslash_is_that_token() -> None:
     machine = Machine(HERMES, Tokens({"<tool_call>": "\ud800", "</tool_call>": "\ud801"}), Expected(SCHEMAS))
     events = machine.feed('\ud800{"name": "write", "arguments": {"text": "C:\\\ud801', is_over=True)
     assert joined(events)[:2] == [Begun("write"), Arguments('{"text": "C:\\')]
+
+
+CALLED_BOTH = {
+    "Hermes": (
+        HERMES,
+        '<tool_call>{"name": "weather", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    ),
+    "Qwen3-Coder": (
+        CODER,
+        "<tool_call>\n<function=weather>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    ),
+    "GLM": (GLM, "<tool_call>weather\n</tool_call>", "<tool_call>now\n</tool_call>"),
+    "Mistral": (MISTRAL, '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}', "[TOOL_CALLS]now[ARGS]{}"),
+}
+
+
+@pytest.mark.parametrize("family", CALLED_BOTH)
+def test_the_call_of_a_tool_that_may_not_be_called_is_text(family: str) -> None:
+    form, other, allowed = CALLED_BOTH[family]
+    called = [Begun("now"), Arguments("{}"), Ended()]
+    machine = Machine(form, Tokens(), Expected(SCHEMAS, names={"now"}))
+    assert joined(machine.feed(f"{other}\n{allowed}", is_over=True)) == [Text(other), *called]
+    machine = Machine(form, Tokens(), Expected(SCHEMAS))
+    assert joined(machine.feed(f"{other}\n{allowed}", is_over=True))[0] == Begun("weather")
+
+
+def test_a_part_for_a_tool_that_may_not_be_called_is_text() -> None:
+    """Of gpt-oss's channels."""
+    machine = Machine(GPT_OSS, Tokens(), Expected(SCHEMAS, names={"now"}))
+    parts = [
+        f"<|channel|>commentary to=functions.{name}<|message|>{{}}<|call|>" for name in ("weather", "now")
+    ]
+    events = joined(machine.feed("<|start|>assistant".join(parts), is_over=True))
+    assert events == [Text("{}"), Begun("now"), Arguments("{}"), Ended()]
 
 
 @pytest.mark.parametrize("given", ["", "null"])
