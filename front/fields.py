@@ -5,7 +5,6 @@ misspelt, is refused by its name. Other unknown fields are ignored: clients have
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from typing import Any, TypeVar
 
@@ -13,8 +12,8 @@ import msgspec
 
 from front.asks import MAX_CHOICES, Ask
 from front.errors import ProblemError, refused
+from front.log_once import log_once
 
-log = logging.getLogger("gapless.front")
 A = TypeVar("A", bound=Ask)
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -55,12 +54,9 @@ ONLY_OF_CHATS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
 }
 ALIKE = 0.85  # a name as similar as this is a known one, misspelt
-MAX_NAMES_LOGGED = 100
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 MAX_NAMES_COMPARED = 100  # with those that there are: 40 µs each
-
-_logged: set[str] = set()
 
 
 def read_ask(body: bytes, kind: type[A]) -> A:
@@ -111,9 +107,7 @@ def _check_other(name: str, value: Any, known: frozenset[str]) -> None:
         return
     if alike := difflib.get_close_matches(name[:64], sorted(known), 1, ALIKE):
         raise refused(name[:64], f": there is no such field; did you mean {alike[0]}?", "unknown_field")
-    if name not in _logged and len(_logged) < MAX_NAMES_LOGGED:
-        _logged.add(name)
-        log.info("ignored: the unknown field %.64r", name)
+    log_once("ignored: the unknown field %r", name[:64])
 
 
 def _of_type(said: str) -> ProblemError:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from front.errors import refused
+from front.log_once import log_once
 from front.model import Model
 
-log = logging.getLogger("gapless.front")
-
 Tool = dict[str, Any]  # as templates take them: type, and function
+SKIPPED = "skipped: tools of the type %r"
 EFFORT = re.compile(r"[\w-]{1,32}", re.ASCII)
 # of a custom tool, which takes any text
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_said: set[str] = set()
 
 
 def function(given: Any) -> Iterator[Tool]:
@@ -46,7 +44,7 @@ def of_openai(tools: Iterable[Any], is_inside: bool = False) -> Iterator[Tool]:
         elif kind == "namespace" and not is_inside and isinstance(tool.get("tools"), list):
             yield from of_openai(tool["tools"], is_inside=True)
         else:
-            _say(f"skipped: tools of the type {kind!r}")
+            log_once(SKIPPED, kind)
 
 
 def of_anthropic(tools: Iterable[Any]) -> Iterator[Tool]:
@@ -55,7 +53,7 @@ def of_anthropic(tools: Iterable[Any]) -> Iterator[Tool]:
         if isinstance(tool, Mapping) and isinstance(tool.get("input_schema"), Mapping):
             yield from function({**tool, "parameters": {"type": "object", **tool["input_schema"]}})
         elif isinstance(tool, Mapping):
-            _say(f"skipped: tools of the type {str(tool.get('type'))[:40]!r}")
+            log_once(SKIPPED, str(tool.get("type"))[:40])
 
 
 def _each(tools: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +106,7 @@ def extras_of(
     if given and model.template is not None and model.template.probe.writes_tools:
         made["tools"] = _json(given, "tools")
     elif given:
-        _say("skipped: all tools, because the model's chat template does not write them")
+        log_once("skipped: %s, because the model's chat template does not write them", "all tools")
     if named:
         made["chat_template_kwargs"] = _json(named, "chat_template_kwargs")
     if continues:
@@ -121,10 +119,3 @@ def _json(value: Any, name: str) -> str:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise refused(name, ": is nested too deeply") from None
-
-
-def _say(said: str) -> None:
-    """Once."""
-    if said not in _said and len(_said) < 100:
-        _said.add(said)
-        log.info("%s", said)

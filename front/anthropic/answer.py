@@ -16,7 +16,7 @@ from client.wire import Piece
 from front.answers import Answers
 from front.anthropic import errors
 from front.anthropic.asks import MessagesAsk
-from front.anthropic.blocks import Blocks
+from front.anthropic.blocks import Blocks, named_event
 from front.anthropic.prompt import prompt_of
 from front.bounded_thoughts import bounded
 from front.expecting import Wish, shape_of
@@ -108,12 +108,12 @@ class Message:
             if piece.finish_reason:
                 for each in self._blocks.finish():
                     yield each
-                yield _event("message_delta", delta=self._end(piece), usage=self._usage(piece))
-                yield _event("message_stop")
+                yield named_event("message_delta", delta=self._end(piece), usage=self._usage(piece))
+                yield named_event("message_stop")
 
     def _begin(self, piece: Piece) -> bytes:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", message={**self._head, **empty, "usage": self._usage(piece)})
+        return named_event("message_start", message={**self._head, **empty, "usage": self._usage(piece)})
 
     def _add(self, piece: Piece) -> None:
         self._stopped.add(piece)
@@ -145,7 +145,3 @@ async def _emptied(came: Answers) -> Answers:
         async for number, piece in pieces:
             reason = "length" if piece.finish_reason else ""
             yield number, replace(piece, text="", finish_reason=reason, num_output_tokens=0, output_ids=())
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return event({"type": name, **fields}, name)

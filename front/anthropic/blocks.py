@@ -65,10 +65,10 @@ class Blocks:
         self._is_open = True
         self._blocks.append({"type": kind, **fields})
         block = dict(self._blocks[-1])
-        return [*ended, _event("content_block_start", index=len(self._blocks) - 1, content_block=block)]
+        return [*ended, named_event("content_block_start", index=len(self._blocks) - 1, content_block=block)]
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        return named_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def end(self) -> list[bytes]:
         """Closes the block that is open."""
@@ -79,7 +79,7 @@ class Blocks:
         if self._blocks[-1]["type"] == "thinking":
             self._blocks[-1]["signature"] = SIGNATURE
             signed = [self._delta({"type": "signature_delta", "signature": SIGNATURE})]
-        return [*signed, _event("content_block_stop", index=len(self._blocks) - 1)]
+        return [*signed, named_event("content_block_stop", index=len(self._blocks) - 1)]
 
     def finish(self) -> list[bytes]:
         """The answer is over. A call that it cut is closed, and is no part of the content."""
@@ -102,5 +102,6 @@ class Blocks:
         raise ProblemError(500, said, "failed", kind="server_error")
 
 
-def _event(name: str, **fields: Any) -> bytes:
+def named_event(name: str, **fields: Any) -> bytes:
+    """Returns an event whose data repeat its name, as all of Anthropic's do."""
     return event({"type": name, **fields}, name)

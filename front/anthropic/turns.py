@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from front.anthropic.asks import Content, CountAsk, Message
 from front.errors import ProblemError, refused
+from front.log_once import log_once
 from front.turns import Call, Turn, joined
-
-log = logging.getLogger("gapless.front")
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "ctx": "user", "msg": "user"}
 # Claude Code begins its system with this line, whose end changes with each request: it would keep every
@@ -19,7 +17,6 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "ctx": "u
 HEADER = re.compile(r"\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;?)*\s*")
 PICTURES = ("image", "document")
 IS_ERROR = "Error: "  # before what a tool says that failed
-_skipped: set[str] = set()
 
 
 def turns_of(ask: CountAsk) -> list[Turn]:
@@ -107,16 +104,10 @@ def _said(name: str, block: dict[str, Any]) -> str | None:
         return str(source.get("data") or "")
     if kind in PICTURES:
         raise _no_picture(name, str(kind))
-    _skip(str(kind)[:40])
+    log_once("skipped: blocks of the type %r", str(kind)[:40])
     return None
 
 
 def _no_picture(name: str, kind: str) -> ProblemError:
     said = f" = {kind!r}: this model reads text alone; leave it out"
     return refused(f"{name}.type", said, "unsupported_value")
-
-
-def _skip(kind: str) -> None:
-    if kind not in _skipped and len(_skipped) < 100:
-        _skipped.add(kind)
-        log.info("skipped: blocks of the type %r", kind)

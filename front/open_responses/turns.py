@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
 from front.errors import refused
+from front.log_once import log_once
 from front.open_responses.asks import ResponsesAsk
 from front.turns import Call, Turn, arguments_of, joined
-
-log = logging.getLogger("gapless.front")
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system", "tool": "tool"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
@@ -18,7 +16,7 @@ NO_TEXTS = ("input_image", "input_file", "input_audio")
 OURS = "gapless:"  # before the text of a thought in `encrypted_content`
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
-_skipped: set[str] = set()
+SKIPPED = "skipped: items of the type %r"
 
 
 def turns_of(ask: ResponsesAsk) -> list[Turn]:
@@ -58,7 +56,7 @@ class _Reader:
             said = f" = {kind!r}: this server keeps no items; send them whole (`store: false`)"
             raise refused(f"{name}.type", said, "unsupported_value")
         else:
-            _skip(str(kind)[:40])
+            log_once(SKIPPED, str(kind)[:40])
 
     def _message(self, name: str, item: dict[str, Any]) -> None:
         role = ROLES.get(str(item.get("role")))
@@ -113,11 +111,5 @@ def text_of(name: str, content: Any) -> str:
             said = f" = {kind!r}: this model reads text alone; leave it out"
             raise refused(f"{name}[{i}].type", said, "unsupported_value")
         else:
-            _skip(str(kind)[:40])
+            log_once(SKIPPED, str(kind)[:40])
     return joined(texts)
-
-
-def _skip(kind: str) -> None:
-    if kind not in _skipped and len(_skipped) < 100:
-        _skipped.add(kind)
-        log.info("skipped: items of the type %r", kind)

@@ -28,6 +28,11 @@ def proper(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def as_json(text: str) -> str:
+    """Returns a text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 class BrokenError(Exception):
     """What comes is not what was expected."""
 

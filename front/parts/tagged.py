@@ -11,7 +11,7 @@ from typing import Any
 
 from front.parts.events import Events
 from front.parts.formats import Format
-from front.parts.reading import BrokenError, Came, Markers, OverError, Reading
+from front.parts.reading import BrokenError, Came, Markers, OverError, Reading, as_json
 
 LONGEST_HEAD = 600
 
@@ -81,7 +81,7 @@ class TaggedReader:
         if self._value:
             yield from self._came.skip_spaces()
             yield from self._came.starts(self._value)
-        self._events.add(("{" if is_first else ", ") + _json(name) + ": ")
+        self._events.add(("{" if is_first else ", ") + as_json(name) + ": ")
         schema = _property(self._schemas.get(tool), name)
         if is_string(schema):
             yield from self._string()
@@ -100,7 +100,7 @@ class TaggedReader:
                 text, has_begun = text.removeprefix("\n"), True
             text = held + text
             held = "\n" if text.endswith("\n") else ""
-            self._events.add(_json(text[: len(text) - len(held)])[1:-1])
+            self._events.add(as_json(text[: len(text) - len(held)])[1:-1])
 
         if not (yield from self._came.until(self._value_ends, tell)):
             raise OverError
@@ -126,14 +126,10 @@ def _value(text: str) -> str:
     try:
         json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
-        return _json(text)
+        return as_json(text)
     return text.strip()
 
 
 def _no_number(name: str) -> float:
     """NaN and Infinity are no JSON."""
     raise ValueError(name)
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 
-from front.parts.reading import TOKEN, BrokenError, Came, Markers, OverError, Reading, Take
+from front.parts.reading import TOKEN, BrokenError, Came, Markers, OverError, Reading, Take, as_json
 
 WORD = re.compile(f'[{{}}\\[\\],:"\\s{TOKEN}]')  # behind a name, a number, true, false, null
 
@@ -37,7 +37,7 @@ class UnquotedReader:
 
     def _string(self, tell: Take) -> Reading[None]:
         tell('"')
-        if not (yield from self._came.until(self._quotes, lambda text: tell(_json(text)[1:-1]))):
+        if not (yield from self._came.until(self._quotes, lambda text: tell(as_json(text)[1:-1]))):
             raise OverError
         tell('"')
 
@@ -67,7 +67,7 @@ class UnquotedReader:
         elif first == '"':
             yield from self._came.string(tell, self._ends)
         else:
-            tell(_json((yield from self._word())))
+            tell(as_json((yield from self._word())))
         yield from self._came.skip_spaces()
         if (yield from self._came.peek()) != ":":
             raise BrokenError
@@ -86,9 +86,5 @@ def _scalar(word: str) -> str:
     try:
         json.loads(word)
     except ValueError:
-        return _json(word)
+        return as_json(word)
     return word
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
