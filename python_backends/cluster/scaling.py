@@ -6,6 +6,7 @@ that an order empties. Called by the streams thread alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from python_backends.cluster.autoscaler import Autoscaler
@@ -14,6 +15,8 @@ from python_backends.nouns.order import RefusedOrderError
 from python_backends.settings import ClusterSettings
 from python_backends.watching.cluster_state import ClusterState
 from python_backends.watching.metrics import Metrics
+
+log = logging.getLogger("gapless.scheduler")
 
 
 class Scaling:
@@ -38,6 +41,7 @@ class Scaling:
         self._metrics = metrics
         self._autoscaler = Autoscaler(settings, router.freeness_of, clock)
         self._ending: set[int] = set()  # should run no more, but have a session
+        self._was_said = False  # that the only instances that are ready are drained
 
     @property
     def state(self) -> ClusterState:
@@ -81,6 +85,7 @@ class Scaling:
         """Decides, and returns the instances that should run no more from now on. `is_empty`: whether no
         request needs this instance.
         """
+        self._stop_leaving_if_none_takes()
         ended = [number for number in self.leaving if is_empty(number)]
         for number in ended:
             self._end(number)
@@ -93,6 +98,21 @@ class Scaling:
         return ended
 
     # --- inside
+
+    def _stop_leaving_if_none_takes(self) -> None:
+        """Those that leave get requests again where all others have been lost. Orders to drain stay."""
+        ready = {load.number for load in self._router.loads}
+        if not self._router.takers and self.leaving & (ready - self._drained):
+            self.leaving = frozenset()
+            self._router.draining = self.draining
+        only_drained = bool(ready) and not self._router.takers
+        if only_drained and not self._was_said:
+            log.warning(
+                "the only instances that are ready are drained by an order, so all requests wait: %s."
+                " `control restore` lets one take them",
+                sorted(ready),
+            )
+        self._was_said = only_drained
 
     def _num_more(self) -> int:
         """How many instances are missing; below 0: are too many. Those that leave do not count."""

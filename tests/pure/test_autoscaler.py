@@ -263,6 +263,35 @@ def test_instances_that_take_no_requests_are_ended_first() -> None:
     assert away.numbers() == {0, 2}
 
 
+def test_an_instance_that_is_being_emptied_stays_if_the_last_other_one_dies() -> None:
+    instances = Instances(instances=2)
+    instances.busy = {0, 1}
+    instances.scaling.scale(1)
+    instances.look()
+    assert instances.router.draining == {1}
+    instances.router.lost(0)
+    instances.scaling.lost(0)
+    instances.look()
+    assert instances.router.draining == {0}, "the dead one is the one too many"
+    instances.busy = {1}
+    assert instances.numbers() == {1}
+
+
+def test_a_drained_instance_stays_drained_if_the_last_other_one_dies_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instances = Instances(instances=2)
+    instances.scaling.drain(0)
+    instances.look()
+    assert not caplog.messages
+    instances.router.lost(1)
+    instances.scaling.lost(1)
+    assert instances.numbers() == {0, 1}
+    assert instances.scaling.draining == {0}
+    [said] = caplog.messages
+    assert "drained" in said
+
+
 def test_a_number_comes_again_only_when_its_last_process_is_known_to_be_gone() -> None:
     instances = Instances(instances=2)
     instances.scaling.scale(1)
