@@ -58,6 +58,10 @@ class Outlook:
         """Since its request came to its first instance."""
         return self._clock() - sequence.arrived_s
 
+    def seated_s(self, sequence: Sequence) -> float:
+        """Since it got its slot."""
+        return self._clock() - sequence.got_slot_s
+
     def predicted(self, sequence: Sequence) -> None:
         """A prediction has come for `sequence`."""
         self.future.believe(sequence)

@@ -88,7 +88,7 @@ class PlanWriter:
     def _chunks(self, decodes: Ids) -> list[Chunk]:
         """This step's prefill chunks, in the order of their turns."""
         chunks: list[Chunk] = []
-        slots = sorted(self._slots.prefilling(), key=self._turn)
+        slots = self._in_turn(self._slots.prefilling())
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)
@@ -122,18 +122,28 @@ class PlanWriter:
             coming.update(self._allocator.filled_keys(slot, start + length))
         return chunks
 
-    def _turn(self, slot: int) -> tuple[float, float, float]:
-        """The slot with the smallest is computed first: larger priority first, if that counts; then, if the
-        policy goes by predicted time, the most of (time waited)² / tokens left; then by arrival. So a short
-        prompt does not wait for long ones, and one with a hundred times as many tokens left goes before it
-        once it has waited ten times as long.
+    def _in_turn(self, slots: list[int]) -> list[int]:
+        """`slots` in the order in which they are computed: larger priority first, if that counts; then, if
+        the policy goes by predicted time, the most of (time waited)² / tokens left; then by arrival. So a
+        short prompt does not wait for long ones, and one with a hundred times as many tokens left goes before
+        it once it has waited ten times as long. One that has had its slot for longer than `max_passed_over_s`
+        counts as of the highest priority of them.
         """
+        highest = max(map(self._priority, slots), default=0)
+        return sorted(slots, key=lambda slot: self._turn(slot, highest))
+
+    def _turn(self, slot: int, highest: int) -> tuple[int, float, float]:
+        """The slot with the smallest is computed first. `highest`: priority of one that was passed over."""
         sequence = self._slots.sequence(slot)
-        priority = sequence.request.priority if self._policy.by_priority else 0
+        is_overdue = self._outlook.seated_s(sequence) > self._policy.max_passed_over_s
+        priority = highest if is_overdue else self._priority(slot)
         if self._policy.rank is None:
             return -priority, 0.0, sequence.arrival
         left = int(self._slots.targets[slot] - self._slots.computed[slot])
         return -priority, -(self._outlook.waited_s(sequence) ** 2) / left, sequence.arrival
+
+    def _priority(self, slot: int) -> int:
+        return self._slots.sequence(slot).request.priority if self._policy.by_priority else 0
 
     def _cut(self, wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
         """Tokens of a chunk that may have `wanted`, of which `in_time` fit the time, in a step of `num_rows`

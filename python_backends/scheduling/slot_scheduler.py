@@ -375,6 +375,7 @@ class SlotScheduler:
             return
         for sequence in self._admission.select():
             self._waiting.seat(sequence)
+            sequence.got_slot_s = self._clock()
             self.adapters.used(sequence)
             self.outlook.future.seat(sequence, self._allocator.seat(sequence))
         self._admission.settle()

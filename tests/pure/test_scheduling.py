@@ -179,6 +179,21 @@ def test_a_long_prompt_that_has_waited_for_long_goes_before_short_ones(model: Pa
     instance.run()
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "past_future", "ours"])
+def test_a_prompt_that_has_a_slot_is_not_passed_over_for_ever(model: Path, policy: str) -> None:
+    """Each step has time for one of the urgent prompts, and one comes with each."""
+    instance = Instance(model, policy=policy, token_budget=8)
+    instance.submit(request(0, [1] * 60))
+    turns = 0
+    while not instance.answers[0] and turns < 100:
+        turns += 1
+        instance.submit(request(turns, [turns] * 8, priority=1, max_tokens=1))
+        instance.now_s += 1.0
+        instance.turn()
+    assert 10 + 60 / 8 < turns <= 30, "those of larger priority go first for ten seconds"
+    instance.run()
+
+
 @pytest.mark.parametrize(
     ("row_multiple", "step_s", "expected"),
     [(32, 0.010, 63), (32, 0.120, 31), (32, 0.200, 95), (8, 0.120, 55), (8, 0.145, 71)],

@@ -39,8 +39,8 @@ class Sequence:
     """
 
     __slots__ = (
-        *("arrival", "arrived_s", "blocks", "request_epoch", "keys", "num_published", "prediction"),
-        *("request", "reserved_blocks", "slot", "status", "tokens"),
+        *("arrival", "arrived_s", "blocks", "got_slot_s", "request_epoch", "keys", "num_published"),
+        *("prediction", "request", "reserved_blocks", "slot", "status", "tokens"),
     )
 
     def __init__(
@@ -50,6 +50,7 @@ class Sequence:
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
         self.arrival = arrival  # place in the order of arrival, which the roster gives; kept when evicted
         self.arrived_s = arrived_s  # at its first instance, by the slot scheduler's clock
+        self.got_slot_s = arrived_s  # the last time, by admission
         self.request_epoch = request_epoch  # as its stream counts it
         self.slot = NO_SLOT
         self.status = Status.WAITING
