@@ -364,6 +364,7 @@ class SlotScheduler:
         keeps its tokens; they are computed again.
         """
         self._leave(sequence, Status.WAITING)
+        sequence.num_evictions += 1
         self._waiting.add(sequence)
         self._evicted.append(Evicted(sequence.request_id, sequence.request_epoch))
         self.num_evictions += 1

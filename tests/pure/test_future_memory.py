@@ -209,6 +209,39 @@ def test_a_common_prefix_causes_no_evictions() -> None:
     assert evictions(num_shared=320, num_answers=60) == 0
 
 
+def test_a_long_request_among_short_ones_is_evicted_a_few_times_at_most() -> None:
+    """It takes 125 of 280 blocks, and 188 in the end. Short ones always wait, and write 220 tokens where 60
+    were predicted: memory lacks again and again.
+    """
+    now_s, made, evicted, lengths = 0.0, Counter[int](), Counter[int](), {0: 2000}
+    scheduler = SlotScheduler(
+        ModelLimits(8192, 100, 16, 280, 32), 1024, SchedulingSettings("ours"), clock=lambda: now_s
+    )
+    random = np.random.default_rng(0)
+
+    def submit(number: int, num_prompt_tokens: int, predicted: float) -> None:
+        prompt = random.integers(0, 100, num_prompt_tokens).astype(np.int32)
+        scheduler.submit(Request(number, prompt, Sampling(max_tokens=2100)), NOTHING)
+        scheduler.predict(number, certainly(predicted))
+
+    submit(0, 4000, 2000.0)
+    while made[0] < lengths[0] and now_s < 400.0:
+        while scheduler.num_waiting < 8:
+            lengths[len(lengths)] = 220
+            submit(len(lengths) - 1, 40, 60.0)
+        now_s += 0.05
+        plan = scheduler.plan()
+        evicted.update(each.request_id for each in scheduler.take_evicted())
+        if plan is None:
+            continue
+        numbers = scheduler.slots.request_ids[plan.slots[plan.samples]].tolist()
+        made.update(numbers)
+        finishes = np.array([made[number] >= lengths[number] for number in numbers], np.uint8)
+        scheduler.apply(plan, StepOutput(plan.number, np.full(len(numbers), 7, np.int32), finishes))
+    assert made[0] == lengths[0]
+    assert evicted[0] <= 3 < evicted.total(), "others make way"
+
+
 @pytest.mark.parametrize(("quantiles", "comes"), [([150] * LEVELS, False), ([4, 4, 30, 60, 150, 150], True)])
 def test_one_is_passed_over_only_if_memory_is_nearly_certain_not_to_suffice(
     quantiles: list[int], comes: bool

@@ -20,6 +20,7 @@ from python_backends.scheduling.lengths.predicted_order import LOOKED_AT, Predic
 from python_backends.scheduling.outlook import REFRESHED_S
 from python_backends.scheduling.policies import POLICIES, policy_of
 from python_backends.scheduling.policies.ours import slack_then_ratio
+from python_backends.scheduling.policies.policy import longest_rest
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import SchedulingSettings
 from tests.support.clock import Clock
@@ -164,17 +165,26 @@ def test_when_predictions_were_too_short_the_one_with_the_longest_rest_makes_way
     evicted = []
     while not instance.scheduler.is_idle:
         running = instance.scheduler.slots.running()
-        rests = dict(
-            zip(seats(instance), instance.scheduler.outlook.future.rest_tokens(running), strict=True)
-        )
+        rests = instance.scheduler.outlook.future.rest_tokens(running)
+        keys = {
+            sequence.request_id: (sequence.num_evictions, -rest)
+            for sequence, rest in zip(running, rests, strict=True)
+        }
         turn(instance, 0.01)
         gone = [
-            number for number in rests if number not in seats(instance) and number not in instance.finishes
+            number for number in keys if number not in seats(instance) and number not in instance.finishes
         ]
-        evicted += [rests[number] == max(rests.values()) for number in gone[:1]]
+        evicted += [keys[number] == min(keys.values()) for number in gone[:1]]
     assert evicted
     assert all(evicted)
     assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
+def test_who_was_evicted_makes_way_after_those_that_were_not() -> None:
+    sequences = [Sequence(request(number, [number]), np.zeros(0, np.int32), number, 0) for number in range(4)]
+    for sequence, num_evictions in zip(sequences, (1, 0, 0, 2), strict=True):
+        sequence.num_evictions = num_evictions
+    assert longest_rest(sequences, lambda running: np.array([900, 50, 60, 990])) is sequences[2]
 
 
 def test_who_has_no_room_is_passed_by_until_it_is_overdue(model: Path) -> None:

@@ -53,9 +53,11 @@ def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
 
 
 def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
-    """Of the lowest priority, the sequence with the most predicted tokens still to come."""
+    """Of the lowest priority, and of these the ones that were evicted least often, the sequence with the most
+    predicted tokens still to come. So none is evicted again and again while others come and go.
+    """
     keys = [
-        (sequence.request.priority, -rest, -sequence.arrival)
+        (sequence.request.priority, sequence.num_evictions, -rest, -sequence.arrival)
         for sequence, rest in zip(running, rest_tokens(running), strict=True)
     ]
     return running[keys.index(min(keys))]

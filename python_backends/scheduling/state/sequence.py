@@ -39,8 +39,8 @@ class Sequence:
     """
 
     __slots__ = (
-        *("arrival", "arrived_s", "blocks", "got_slot_s", "request_epoch", "keys", "num_published"),
-        *("prediction", "request", "reserved_blocks", "slot", "status", "tokens"),
+        *("arrival", "arrived_s", "blocks", "got_slot_s", "request_epoch", "keys", "num_evictions"),
+        *("num_published", "prediction", "request", "reserved_blocks", "slot", "status", "tokens"),
     )
 
     def __init__(
@@ -57,6 +57,7 @@ class Sequence:
         self.blocks: Ids = NO_BLOCKS
         # of its leading full blocks, as far as computed; they stay valid, since tokens are only appended
         self.keys: list[bytes] = []
+        self.num_evictions = 0  # here
         self.num_published = 0  # leading full blocks that other sequences can find
         self.reserved_blocks = 0
         self.prediction: LengthPrediction | None = None  # none has come yet
