@@ -140,6 +140,20 @@ def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> N
     assert more.total()[0].tolist() == [10 + 2, 10 + 4, 6 + 4, 2 + 6]
 
 
+def test_blocks_that_are_kept_for_one_that_moves_here_are_in_use() -> None:
+    scheduler = seated([[1] * 9], [30.0])
+    future = scheduler.outlook.future
+    before = future.peak_of_running()
+    request = Request(9, np.array([5] * 40, np.int32), Sampling(max_tokens=20))
+    coming = scheduler.new_sequence(request, np.array([3], np.int32), 1)
+    scheduler.handover.reserve(coming)
+    future.compute([])
+    assert future.peak_of_running() == future.peak_blocks == before + len(coming.blocks)
+    assert len(coming.blocks) > 10
+    scheduler.handover.drop(coming)
+    assert future.peak_blocks == before
+
+
 def test_what_is_shared_is_there_as_long_as_anybody_may_be() -> None:
     assert none_alive(np.array([[1.0, 0.5, 0.5], [1.0, 0.5, 0.0]])).tolist() == [0, 0.25, 0.5]
     assert none_alive(np.zeros((0, 3))).tolist() == [1, 1, 1]

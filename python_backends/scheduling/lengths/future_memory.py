@@ -4,8 +4,8 @@ every answer.
 The curve's one formula is `in_use` of `lives`. `FutureMemory` keeps a row of it for every slot: computed
 again for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes
 or leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long
-as any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
-publishes its peak.
+as any of their holders may be alive. Blocks that are kept for a sequence which is about to move here are in
+use all the time. Called by the slot scheduler, which admits by it, evicts by it, and publishes its peak.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class FutureMemory:
         live = np.flatnonzero(self._slots.live)
         running = self._running(live)
         _, curve = self._together(live, running, points(running.ahead))
-        return curve.peak()
+        return curve.peak() + self._num_reserved
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -219,7 +219,7 @@ class FutureMemory:
 
     @property
     def peak_blocks(self) -> float:
-        return self._curve.peak()
+        return self._curve.peak() + self._num_reserved
 
     def trial(self) -> Callable[[Sequence], bool]:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
@@ -229,6 +229,7 @@ class FutureMemory:
         if not self.has_curve:
             return lambda sequence: True
         curve, left, alone = self._curve, self._allocator.blocks.num_available, not self._slots.num_busy
+        most = self._most_blocks - self._num_reserved
 
         def try_reserve(sequence: Sequence) -> bool:
             nonlocal curve, left, alone
@@ -237,12 +238,20 @@ class FutureMemory:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
             # these the curve has twice, in the other's row and as shared ones, until it is computed again
-            if tried.peak(ADMITTED) - takes.num_held_once > self._most_blocks and not alone:
+            if tried.peak(ADMITTED) - takes.num_held_once > most and not alone:
                 return False
             curve, left, alone = tried, left - takes.blocks_now, False
             return True
 
         return try_reserve
+
+    @property
+    def _num_reserved(self) -> int:
+        """Blocks that only sequences hold which are about to move here. They are in no row, and not in the
+        curve: it is not computed again when such a sequence comes or goes.
+        """
+        reserved = self._slots.reserved.values()
+        return sum(self._allocator.blocks.num_held_once(each.blocks.tolist()) for each in reserved)
 
     # --- beliefs
 
@@ -298,7 +307,8 @@ class FutureMemory:
     def _together(self, live: NDArray[np.intp], running: _Stands, steps: Array) -> tuple[Row, Curve]:
         """The rows [n, points] of the sequences in the slots `live` [n], and their curve."""
         alive, blocks = self._lives(running, steps)
-        num_used, num_held = self._allocator.blocks.num_used, float(running.held.sum())
+        num_used = self._allocator.blocks.num_used - self._num_reserved
+        num_held = float(running.held.sum())
         shared = self._allocator.shared_blocks(live) if num_held > num_used else np.zeros(len(live))
         mean, variance = in_use(alive, blocks - shared[:, None])
         num_shared = float(num_used - num_held + shared.sum())
