@@ -5,9 +5,10 @@ falls again.
 
 Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers
 nearly copy their input, then the four that change it, then all eight. Predictor, request log and learner are
-the server's own, on a virtual clock; an answer ends as soon as it is requested. The predictor (`learning`) is
-compared with the first forest, which learns nothing more (`frozen`), and with recent history alone
-(`history`). An error is that of the predicted mean, in tokens, over the requests of one virtual minute.
+the server's own, on a virtual clock; an answer ends as soon as it is requested. The predictor (`learning`;
+before it has a forest, recent history) is compared with the first forest, which learns nothing more
+(`frozen`), and with recent history alone (`history`). An error is that of the predicted mean, in tokens, over
+the requests of one virtual minute.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.common.length_requests import Asked, Remembered, draw, task_name
 from benchmarks.results_file import table, write_result
 from python_backends.learner import Learner
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
-from python_backends.nouns.request import Finish
+from python_backends.nouns.request import Finish, LengthPrediction
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
 from python_backends.prediction.history import AnswerHistory
@@ -78,10 +79,12 @@ class Run:
         where there was no prediction.
         """
         self.now_s = now_s
-        answer = self._predictor.answer([asked.subject])[0]
+        answer, by_history = self._predictor.answer([asked.subject])[0], self._by_history(asked)
+        if answer.prediction is None:
+            answer = answer.changed(prediction=by_history)
         errors = [
             abs(mean - asked.length)
-            for mean in (self._mean(answer), self._frozen_mean(answer), self._history_mean(asked))
+            for mean in (_mean(answer.prediction), self._frozen_mean(answer), _mean(by_history))
         ]
         covered = answer.prediction is not None and asked.length <= float(answer.prediction.quantiles[NINETY])
         self._learner.take([_record(asked, answer)])
@@ -95,25 +98,21 @@ class Run:
             self._frozen = Forest.load(version.path(directory))
         return lambda: 0
 
-    def _mean(self, answer: LengthAnswer) -> float:
-        return answer.prediction.mean if answer.prediction is not None else float("nan")
-
     def _frozen_mean(self, answer: LengthAnswer) -> float:
-        """Returns the mean of the first forest; until there is one, the predictor's."""
+        """Returns the mean of the first forest; until there is one, that of recent history."""
         if self._frozen is None or answer.features is None:
-            return self._mean(answer)
+            return _mean(answer.prediction)
         mean: float = self._frozen.predict(answer.features[None])[0].mean
         return mean
 
-    def _history_mean(self, asked: Asked) -> float:
+    def _by_history(self, asked: Asked) -> LengthPrediction | None:
         if self._reader.last_id() % HISTORY_EVERY == 0:
             self._history = AnswerHistory(self._reader.recent())
-        found = self._history.predict(
+        return self._history.predict(
             instruction_id(asked.subject.instruction),
             asked.subject.num_input_tokens,
             asked.subject.max_tokens,
         )
-        return found.mean if found is not None else float("nan")
 
     @property
     def version(self) -> int:
@@ -123,6 +122,10 @@ class Run:
     def close(self) -> None:
         self._learner.close()
         self._reader.close()
+
+
+def _mean(prediction: LengthPrediction | None) -> float:
+    return float("nan") if prediction is None else prediction.mean
 
 
 def _record(asked: Asked, answer: LengthAnswer) -> AnswerRecord:

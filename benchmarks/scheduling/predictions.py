@@ -56,7 +56,9 @@ class ServedPredictor:
 def _serve(theirs: Connection, directory: Path) -> None:
     """The predictor's process. Sends an empty list when the encoder is loaded."""
     from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
+    from python_backends.prediction.history import AnswerHistory
     from python_backends.prediction.predictor import PROCESSOR_SHARE, Budget, Predictor
+    from python_backends.prediction.request_log import RequestLog, instruction_id
 
     stand_back()
     settings = PredictionSettings(encoder=PACKAGED)
@@ -64,6 +66,11 @@ def _serve(theirs: Connection, directory: Path) -> None:
     predictor = Predictor(settings, directory, lambda: SentenceEncoder(settings.encoder), budget)
     while not any(answer.version for answer in predictor.answer([Subject("", "", 0, 1)])):
         time.sleep(0.2)
+    history = AnswerHistory(RequestLog(directory).recent())
+
+    def by_history(asked: Subject) -> LengthPrediction | None:
+        return history.predict(instruction_id(asked.instruction), asked.num_input_tokens, asked.max_tokens)
+
     theirs.send([])
     while True:
         try:
@@ -73,8 +80,8 @@ def _serve(theirs: Connection, directory: Path) -> None:
         answers = zip(questions, predictor.answer([subject for _, subject in questions]), strict=True)
         theirs.send(
             [
-                (number, told.prediction, told.version > 0)
-                for (number, _), told in answers
-                if told.prediction is not None
+                (number, prediction, told.version > 0)
+                for (number, asked), told in answers
+                if (prediction := told.prediction or by_history(asked)) is not None
             ]
         )

@@ -2,7 +2,7 @@
 
 Of the recent answers to the same instruction it takes those with the nearest input length; with fewer than
 MIN_ANSWERS to that instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by
-the scheduler model of the answers that it has seen, by the encoder's predictor from the request log.
+the scheduler model of the answers that it has seen, by benchmarks from the request log.
 """
 
 from __future__ import annotations

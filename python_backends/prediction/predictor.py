@@ -1,10 +1,9 @@
-"""Predicts lengths, within a budget of processor time: by the forest if there is time to encode the text,
-else by history.
+"""Predicts lengths by the forest, within a budget of processor time: if there is time to encode the text.
 
 Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough
 answers are logged to learn from, or when there is a forest, so that a server with few requests never loads
-it. New versions of the forest and new answers in the log are looked for every few seconds. An error is logged
-once, and history goes on predicting.
+it. New versions of the forest are looked for every few seconds. An error is logged once; it and what there is
+no time for leave answers without a prediction.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from python_backends.nouns.request import Floats, Subject
 from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
-from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
 from python_backends.prediction.versions import Version, current
 from python_backends.settings import PredictionSettings
@@ -84,9 +83,6 @@ class Predictor:
         self._clock = clock
         self._encoder_from = encoder_from
         self._looked_s = float("-inf")
-        self._log: RequestLog | None = None
-        self._last_id = -1
-        self._history = AnswerHistory()
         self._version: Version | None = None
         self._forest: Forest | None = None
         self._instructions: CachedEncoder | None = None
@@ -102,17 +98,10 @@ class Predictor:
             self._look()
             self._budget.spend(time.thread_time() - started_s)
         made = self._features(subjects)
-        predicted = self._by_forest(subjects, made)
-        return [
-            predicted.get(place) or self._by_history(subject, made.get(place))
-            for place, subject in enumerate(subjects)
-        ]
-
-    def _by_history(self, subject: Subject, made: Floats | None) -> LengthAnswer:
-        prediction = self._history.predict(
-            instruction_id(subject.instruction), subject.num_input_tokens, subject.max_tokens
-        )
-        return LengthAnswer(prediction, 0, made, self._encoder_name if made is not None else "")
+        name = self._encoder_name
+        answers = {place: LengthAnswer(None, 0, features, name) for place, features in made.items()}
+        answers |= self._by_forest(subjects, made)
+        return [answers.get(place, LengthAnswer()) for place in range(len(subjects))]
 
     def _by_forest(self, subjects: Sequence[Subject], made: dict[int, Floats]) -> dict[int, LengthAnswer]:
         if (
@@ -184,24 +173,22 @@ class Predictor:
             each for each in inputs if not self._inputs.knows(each[1])
         }
 
-    # --- new versions and new answers
+    # --- new versions, and whether there is something to learn from
 
     def _look(self) -> None:
-        try:
-            self._look_at_log()
-            self._look_at_versions()
-        except (OSError, sqlite3.Error, ForestError) as error:
-            self._say_once(f"{error}; going on with what is known")
+        for look in (self._look_at_log, self._look_at_versions):
+            try:
+                look()
+            except (OSError, sqlite3.Error, ForestError) as error:
+                self._say_once(f"{error}; going on with what is known")
 
     def _look_at_log(self) -> None:
-        if self._log is None:
-            self._log = RequestLog(self._directory) if (self._directory / FILE).exists() else None
-        if self._log is None or self._log.last_id() == self._last_id:
+        """The log is opened each time: the learner may have put it aside and begun a new one."""
+        if self._loading is not None or not (self._directory / FILE).exists():
             return
-        self._last_id = self._log.last_id()
-        self._history = AnswerHistory(self._log.recent())
-        if self._log.num_answers() >= self._encoder_from:
-            self._start_loading()
+        with closing(RequestLog(self._directory)) as known:
+            if known.num_answers() >= self._encoder_from:
+                self._start_loading()
 
     def _look_at_versions(self) -> None:
         version = current(self._directory)
@@ -219,7 +206,7 @@ class Predictor:
         try:
             encoder = self._load()
         except Exception as error:
-            self._say_once(f"no encoder, so recent history alone predicts lengths: {error}")
+            self._say_once(f"no encoder, so no length is predicted from texts: {error}")
             return
         self._instructions = CachedEncoder(encoder, MAX_INSTRUCTIONS)
         self._inputs = CachedEncoder(encoder, MAX_INPUTS)

@@ -1,4 +1,4 @@
-"""The predictor: within its budget, with what it has, and never worse than history."""
+"""The predictor: within its budget, and with what it has."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from python_backends.nouns.request import Floats, Subject
 from python_backends.prediction import encoder
 from python_backends.prediction.encoder import CachedEncoder, EncoderError, packaged_directory
+from python_backends.prediction.forest import Forest
 from python_backends.prediction.predictor import LOOK_EVERY_S, MAX_SAVED_S, Budget, Predictor
-from python_backends.prediction.request_log import RequestLog
+from python_backends.prediction.request_log import FILE, RequestLog
 from python_backends.settings import PredictionSettings
 from tests.support.clock import Clock
 from tests.support.records import record
@@ -64,15 +65,6 @@ def test_it_starts_untrained_and_says_so(house: House) -> None:
     assert [answer.prediction for answer in house.predictor.answer(subjects(3))] == [None] * 3
 
 
-def test_recent_answers_are_its_prior(house: House) -> None:
-    house.log.add([record(num_output=20)] * 10)
-    house.looks_again()
-    answer = house.predictor.answer(subjects(1))[0]
-    assert answer.prediction is not None
-    assert answer.prediction.mean == pytest.approx(20)
-    assert answer.version == 0
-
-
 def test_the_encoder_is_loaded_only_when_there_is_something_to_learn_from(tmp_path: Path) -> None:
     house = House(tmp_path, encoder_from=5)
     house.log.add([record()] * 4)
@@ -90,7 +82,6 @@ def test_no_encoder_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
     house.log.add([record()] * 10)
     house.looks_again()
     assert house.predictor._loading is None
-    assert house.predictor.answer(subjects(1))[0].prediction is not None, "recent answers say it"
 
 
 def test_instructions_and_inputs_that_were_seen_are_not_encoded_again(house: House) -> None:
@@ -101,12 +92,12 @@ def test_instructions_and_inputs_that_were_seen_are_not_encoded_again(house: Hou
     assert sorted(house.words.asked) == ["Say it", *(f"input {i}" for i in range(4))]
 
 
-def test_over_budget_history_answers_and_nothing_is_encoded(tmp_path: Path) -> None:
+def test_over_budget_nothing_is_encoded(tmp_path: Path) -> None:
     house = House(tmp_path, share=1e-6)
     house.log.add([record()] * 10)
     house.looks_again()
     answers = house.predictor.answer(subjects(64))
-    assert all(answer.features is None and answer.prediction is not None for answer in answers)
+    assert all(answer.features is None for answer in answers)
     assert house.words.asked == []
 
 
@@ -118,20 +109,17 @@ def test_a_batch_is_encoded_as_far_as_the_budget_goes(tmp_path: Path) -> None:
     answers = house.predictor.answer(subjects(64))
     made = [answer.features is not None for answer in answers]
     assert 0.1 * MAX_SAVED_S / 0.02 - 3 <= sum(made) <= 0.1 * MAX_SAVED_S / 0.02
-    assert all(answer.prediction is not None for answer in answers)
 
 
-def test_an_encoder_that_cannot_be_loaded_is_said_once_and_history_answers(
+def test_an_encoder_that_cannot_be_loaded_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = House(tmp_path)
     house.predictor._load = lambda: (_ for _ in ()).throw(EncoderError("it isn't there"))
-    house.log.add([record(num_output=7)] * 10)
+    house.log.add([record()] * 10)
     for _ in range(3):
         house.looks_again()
-    answer = house.predictor.answer(subjects(1))[0]
-    assert answer.prediction is not None
-    assert answer.prediction.mean == pytest.approx(7)
+    assert house.predictor.answer(subjects(1))[0].features is None
     assert sum("it isn't there" in message for message in caplog.messages) == 1
 
 
@@ -147,12 +135,24 @@ VERSION = {
 
 @pytest.mark.parametrize("content", ["{", '{"number": 1}', json.dumps(VERSION)])
 def test_broken_versions_change_nothing(house: House, tmp_path: Path, content: str) -> None:
-    house.log.add([record(num_output=7)] * 10)
+    house.log.add([record()] * 10)
     (tmp_path / "current.json").write_text(content)
     house.looks_again()
     answer = house.predictor.answer(subjects(1))[0]
-    assert answer.prediction is not None
-    assert answer.version == 0
+    assert answer.features is not None
+    assert answer.prediction is None
+
+
+def test_a_damaged_log_keeps_no_new_forest_away(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Forest, "load", lambda path: path.name)
+    house.looks_again()
+    house.log.close()
+    (tmp_path / FILE).write_bytes(b"no database " * 1000)
+    (tmp_path / "current.json").write_text(json.dumps(VERSION))
+    house.looks_again()
+    assert house.predictor._forest == "forest-000001.npz"  # type: ignore[comparison-overlap]
 
 
 def test_a_budget_grows_with_time_up_to_a_limit_and_pays_for_what_was_too_much() -> None:
