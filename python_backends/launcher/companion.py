@@ -1,4 +1,5 @@
-"""A process next to the server that the launcher starts again when it ends, after longer and longer pauses.
+"""A process next to the server that the launcher starts again when it ends, after longer and longer pauses if
+it ends soon.
 
 No request of Triton depends on one: the server goes on without it. Called by the supervisor.
 """
@@ -9,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 from python_backends.launcher.health import Pause
 from python_backends.launcher.run_files import RunFiles
@@ -20,6 +22,7 @@ from python_backends.watching.launcher_record import LauncherRecord
 log = logging.getLogger("gapless")
 
 STOP_S = 2.0
+LONG_S = 60.0  # after one that ran for so long, pauses begin again with the shortest
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
@@ -51,7 +54,9 @@ class Companion:
         self._record = record
         self._command = deaf([sys.executable, "-m", module, str(files.directory), *arguments])
         self._process: subprocess.Popen[bytes] | None = None
+        self._longest_pause_s = longest_pause_s
         self._pause = Pause(longest_pause_s)
+        self._started_s = 0.0
         self._has_to_be_counted = False  # it ended, and was not started again since
 
     @property
@@ -64,6 +69,8 @@ class Companion:
         if self._process is not None:
             if self._process.poll() is None:
                 return
+            if time.monotonic() - self._started_s >= LONG_S:
+                self._pause = Pause(self._longest_pause_s)
             log.warning(
                 "the %s ended with %d; starting it again in %.0f s",
                 self._name,
@@ -87,6 +94,7 @@ class Companion:
             log.warning(what, self._name, error, self._pause.next_s)
             self._pause.begin()
             return
+        self._started_s = time.monotonic()
         if self._has_to_be_counted:
             self._record.count_restart(self._name)
         self._has_to_be_counted = False

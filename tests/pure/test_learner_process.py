@@ -85,3 +85,30 @@ def test_a_learner_that_ended_is_counted_when_it_is_started_again(
     pass_s(1.0)
     learner.heal()
     assert read_restarts(board)[1] == {LEARNER: 1}
+
+
+def test_after_a_learner_that_ran_for_long_the_pause_is_short_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pass_s: Callable[[float], None]
+) -> None:
+    class Process:
+        returncode: int | None = None
+
+        def poll(self) -> int | None:
+            return self.returncode
+
+    started: list[Process] = []
+
+    def start(*_: Any, **__: Any) -> Process:
+        started.append(Process())
+        return started[-1]
+
+    monkeypatch.setattr(companion, "start_group", start)
+    monkeypatch.setattr(companion, "end_group", lambda *_: None)
+    learner = learner_of(LauncherRecord(Board(), (LEARNER,)))
+    for ran_s in (5.0, 5.0, 61.0, 5.0):
+        learner.heal()
+        pass_s(ran_s)
+        started[-1].returncode = 1
+        learner.heal()
+        pass_s(10.0)
+    assert [said.split(" again ")[1] for said in caplog.messages] == ["in 1 s", "in 2 s", "in 1 s", "in 2 s"]
