@@ -9,6 +9,7 @@ and it can be killed safely.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import resource
@@ -91,18 +92,22 @@ def learn(directory: Path, encoder: str) -> Version | None:
 
 
 def learn_apart(directory: Path, encoder: str) -> Fit:
-    """What is due, in a process of its own, which this one does not wait for."""
+    """What is due, in a process of its own, which this one does not wait for, and kills when it ends."""
     process = multiprocessing.get_context("spawn").Process(
         target=_learn_within, args=(directory, encoder), name="gapless-fit", daemon=True
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     process.start()
+    # multiprocessing sends SIGTERM at the end and waits, and what the launcher has started is deaf to that
+    atexit.register(process.kill)
     started_s = time.monotonic()
 
     def code() -> int | None:
         if process.exitcode is None and time.monotonic() - started_s > MAX_WAIT_S:
             process.kill()
             process.join()
+        if process.exitcode is not None:
+            atexit.unregister(process.kill)
         return process.exitcode
 
     return code

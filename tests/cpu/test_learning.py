@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +36,7 @@ from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.stage_models import MIN_ANSWERS, StageModels
 from python_backends.prediction.token_counts import buckets_of, numbers_of
 from python_backends.prediction.versions import CURRENT, KEPT, Learned, Version, current, next_number, publish
-from python_backends.settings import PredictionSettings
+from python_backends.settings import ROOT, PredictionSettings
 from tests.support.clock import Clock
 from tests.support.records import ENCODER, record
 from tests.support.server.serving import wait_for
@@ -436,6 +439,27 @@ def ended(fit: Fit) -> int:
     code = fit()
     assert code is not None
     return code
+
+
+DEAF = """
+import signal, sys, time
+from pathlib import Path
+from python_backends.prediction import learning
+
+learning.learn_what_is_due = lambda *_: time.sleep(600)
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    learning.learn_apart(Path(), "none")
+    sys.exit(1)
+"""
+
+
+def test_a_learner_that_ends_does_not_wait_for_its_fit(tmp_path: Path) -> None:
+    """It is started deaf to SIGTERM, and so is the fit."""
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, script], env=environment, timeout=60, check=False).returncode == 1
 
 
 def test_a_fit_in_a_process_of_its_own_is_the_same_forest(tmp_path: Path, log: RequestLog) -> None:
