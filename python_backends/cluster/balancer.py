@@ -100,10 +100,10 @@ class Balancer:
         for stream in streams:
             if stream.seated:
                 continue
-            if not is_draining and (load.unseen or stream.request_id in self._sent_s):
-                return  # it may just have come, or have been sent here
-            if not is_draining and stream.tokens:
-                continue  # it was evicted
+            if not is_draining and load.unseen:
+                return  # it may just have come
+            if not is_draining and (stream.tokens or stream.request_id in self._sent_s):
+                continue  # it was evicted, or sent here
             loads = [self._router.load(each) for each in places]  # with what was just sent there
             same = [each for each in loads if not stream.tokens or _have_same_model(load, each)]
             others = [each.number for each in same if is_draining or _starts_at_once(each, stream)]

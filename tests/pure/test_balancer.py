@@ -44,6 +44,19 @@ def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(policy
     world.check_all()
 
 
+def test_one_that_was_just_sent_here_holds_up_no_other_that_waits() -> None:
+    world = World(policy="ours", blocks=50, move="off", balance_every_s=0.5)
+    world.front.cluster.scaling.drain(1)
+    for number in range(1, 5):
+        world.ask(request(number, [number] * 10, max_tokens=89, min_tokens=89))
+    world.until(lambda: world.num_tokens(2) > 2)
+    world.front.cluster._balancer._sent_s[3] = world.network.now_s
+    world.front.cluster.scaling.restore(1)
+    world.until(lambda: world.where(4) == 1)
+    assert world.where(3) == 0
+    world.check_all()
+
+
 @pytest.mark.parametrize("priority", [0, -1, -(2**31)])
 def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority(
     monkeypatch: pytest.MonkeyPatch, priority: int
