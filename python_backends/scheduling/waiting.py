@@ -106,6 +106,8 @@ class WaitingList:
         self.remove(sequence)
         if self._predicted is not None:
             self._predicted.seated(sequence)
+        if not self._by_priority:
+            return  # none becomes overdue
         known = self._passes[-1][1] if self._passes else self._overdue
         first = min((queue.arrived[0].arrival for queue in self._queues.values()), default=math.inf)
         if sequence.arrival > known and first < sequence.arrival:

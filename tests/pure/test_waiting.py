@@ -167,6 +167,15 @@ def test_who_comes_back_or_from_elsewhere_is_not_overdue_before_it_has_waited_he
     assert next(waiting.in_order()) is evicted
 
 
+def test_where_none_becomes_overdue_nothing_is_kept_of_who_was_passed_over() -> None:
+    waiting = WaitingList(BOUND_S, lambda: 0.0, by_priority=False)
+    waiting.add(sequence(0))
+    for arrival in range(1, 5):
+        waiting.add(later := sequence(arrival))
+        waiting.seat(later)
+    assert not waiting._passes
+
+
 def test_to_ask_what_the_head_needs_changes_nothing() -> None:
     """Only a look at the turns notes which are overdue."""
     clock = Clock(0.0)
