@@ -125,6 +125,7 @@ class AnswerRecord(Noun, frozen=True, eq=False):
     user_input: str = ""  # only where prompts are kept
     stages: tuple[AtStage, ...] = ()  # that it has reached; none where the engine gives no states
     token_buckets: Ids | None = None  # of its prompt (`prediction.token_counts`)
+    adapter: str = ""  # as in its Subject
 
 
 class Cancel(Noun, frozen=True):

@@ -142,6 +142,7 @@ class Subject(Noun, frozen=True):
     user_input: str  # what it is to be done to
     num_input_tokens: int  # of the whole input
     max_tokens: int  # of the answer
+    adapter: str = ""  # the digest of its content; empty: none, or an engine that keeps adapters by itself
 
 
 class Request(Noun, frozen=True, eq=False):

@@ -112,8 +112,9 @@ class Predictor:
         ):
             return {}
         places = list(made)
-        ids = np.array([instruction_id(subjects[place].instruction) for place in places], np.uint64)
-        most = [subjects[place].max_tokens for place in places]
+        chosen = [subjects[place] for place in places]
+        ids = np.array([instruction_id(each.instruction, each.adapter) for each in chosen], np.uint64)
+        most = [each.max_tokens for each in chosen]
         predictions = self._forest.predict(np.stack([made[place] for place in places]), ids, most)
         return {
             place: LengthAnswer(prediction, self._version.number, made[place], self._encoder_name)

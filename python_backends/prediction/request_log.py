@@ -92,10 +92,12 @@ def _put_aside(directory: Path, error: sqlite3.Error) -> None:
             Path(f"{where}{part}").replace(f"{where}{DAMAGED}{part}")
 
 
-def instruction_id(text: str) -> int:
-    """The same for the same instruction in all requests; does not reveal it."""
-    # SQLite's integers have a sign
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+def instruction_id(text: str, adapter: str = "") -> int:
+    """The same for the same instruction in all requests with the same adapter; does not reveal it. `adapter`:
+    the digest of its content.
+    """
+    hashed = hashlib.blake2b(text.encode(), digest_size=8, person=adapter[:16].encode())
+    return int.from_bytes(hashed.digest()) >> 1  # SQLite's integers have a sign
 
 
 def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
@@ -306,7 +308,7 @@ def _row(record: AnswerRecord) -> tuple[Any, ...]:
     prediction, features = answer.prediction, answer.features
     return (
         record.at_s,
-        instruction_id(record.instruction),
+        instruction_id(record.instruction, record.adapter),
         record.num_prompt_tokens,
         record.num_input_tokens,
         record.num_output_tokens,

@@ -106,7 +106,8 @@ class Predictions:
         if subject is None:
             return None
         if said.prediction is None:
-            number, most = instruction_id(subject.instruction), request.sampling.max_tokens
+            number = instruction_id(subject.instruction, subject.adapter)
+            most = request.sampling.max_tokens
             said = LengthAnswer(self._recent.predict(number, subject.num_input_tokens, most))
         said = _cut(said, request.sampling)
         self._read[request.request_id] = _Read(subject, request.sampling, buckets, said)
@@ -236,11 +237,12 @@ class Predictions:
             user_input=read.subject.user_input if self._keep_prompts else "",
             stages=stages,
             token_buckets=read.buckets,
+            adapter=read.subject.adapter,
         )
 
     def _add_to_recent(self, subject: Subject, num_output_tokens: int, finish: Finish) -> None:
         if finish == Finish.STOP or (finish in CUT_SHORT and num_output_tokens > 0):
-            number = instruction_id(subject.instruction)
+            number = instruction_id(subject.instruction, subject.adapter)
             self._recent.add(
                 Answered(number, subject.num_input_tokens, num_output_tokens, finish == Finish.STOP)
             )

@@ -224,7 +224,7 @@ class TritonPythonModel:
                 self._observe("lengths could not be predicted", partial(self._predict_by_tokens, request))
 
     def _predict_by_tokens(self, request: Request) -> None:
-        buckets = token_counts.buckets_of(request.prompt)
+        buckets = token_counts.buckets_of(request.prompt, request.adapter.digest)
         most = request.sampling.max_tokens
         said = self._learned.read(buckets, len(request.prompt), most)
         expected = self._predictions.opened(request, buckets, said)

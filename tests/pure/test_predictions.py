@@ -344,6 +344,20 @@ def test_before_anything_is_learned_recent_answers_say_the_length() -> None:
     assert counters["gapless_length_predictions_total", (("source", "none"),)] == 6
 
 
+def test_recent_answers_with_an_adapter_and_without_it_are_apart() -> None:
+    books = without_encoder()
+    tuned = SUBJECT.changed(adapter="0a1b")
+    for number in range(1, 13):
+        asked = request(number).changed(subject=tuned if number % 2 else SUBJECT)
+        books.opened(asked, BUCKETS)
+        books.ended(asked, 11 if number % 2 else 3, Finish.STOP)
+    for subject, expected in ((tuned, 11), (SUBJECT, 3)):
+        said = books.opened(request(20 + expected).changed(subject=subject), BUCKETS)
+        assert said is not None
+        assert said.mean == pytest.approx(expected)
+    assert {each.adapter for each in books.take_records()} == {"", "0a1b"}
+
+
 def test_what_the_forest_says_replaces_what_the_tokens_say_and_its_features_are_kept_anyway() -> None:
     books, features = predictions(), np.ones(21, np.float32)
     other = prediction(8, 1, 2, 8, 9, 10, 12)

@@ -157,6 +157,7 @@ class Door:
 
     def _request(self, values: Values, prompt: Prompt, arrival_ns: int) -> Request:
         timeout_us, sampling = values["timeout"], self._sampling(values, prompt)
+        adapter = adapter_of(values, self.engine.adapters)
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
             prompt=prompt.ids,
@@ -170,8 +171,8 @@ class Door:
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
             priority=values["request_priority"],
-            subject=self._subject(values, prompt, sampling.max_tokens) if self.names_subjects else None,
-            adapter=adapter_of(values, self.engine.adapters),
+            subject=self._subject(values, prompt, sampling.max_tokens, adapter),
+            adapter=adapter,
             wants_output_ids=values["return_output_ids"],
             delivered=self._delivered(values, sampling.max_tokens),
             wants_prompt_log_probs=values["return_prompt_log_probs"],
@@ -193,14 +194,21 @@ class Door:
         self._check_rows("delivered_ids", np.array(delivered, np.int32))
         return delivered
 
-    def _subject(self, values: Values, prompt: Prompt, max_tokens: int) -> Subject:
+    def _subject(
+        self, values: Values, prompt: Prompt, max_tokens: int, adapter: AdapterVersion
+    ) -> Subject | None:
+        """None where nobody reads it."""
+        if not self.names_subjects:
+            return None
         whole = values["instruction"]
         if prompt.name == "messages":
             instruction, given = of_messages(values["messages"], whole)
         else:
             instruction, given = of_text(self.special.readable(prompt.text), whole)
         count = num_tokens_of(given, prompt.text, len(prompt.ids), prompt.encoding)
-        return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count, max_tokens)
+        return Subject(
+            instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count, max_tokens, adapter.digest
+        )
 
     def _sampling(self, values: Values, prompt: Prompt) -> Sampling:
         max_tokens = self._max_tokens(values["max_tokens"], prompt)

@@ -81,6 +81,15 @@ def test_texts_are_kept_only_where_that_was_asked_for(tmp_path: Path) -> None:
     assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
+def test_the_same_instruction_with_an_adapter_is_another_one(tmp_path: Path) -> None:
+    log, digest = log_of(tmp_path), "0a1b" * 8
+    log.add([record("Say it"), record("Say it").changed(adapter=digest)])
+    tuned, plain = (answer.instruction for answer in log.recent())
+    assert (tuned, plain) == (instruction_id("Say it", digest), instruction_id("Say it"))
+    assert tuned != plain
+    log.close()
+
+
 def test_lessons_are_those_that_were_wrong_and_a_sample_that_stands_for_the_others(tmp_path: Path) -> None:
     """Of 1,000 ordinary answers 40 are taken, and each counts for 25;
     the 10 wrong ones count for themselves.

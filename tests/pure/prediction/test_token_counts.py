@@ -44,6 +44,14 @@ def test_of_a_long_prompt_its_beginning_and_its_end_are_read() -> None:
     assert buckets_of(long).tolist() == buckets_of(np.concatenate(ends)).tolist()
 
 
+def test_an_adapter_is_one_bucket_more() -> None:
+    plain, tuned = buckets_of(prompt(5, 900, 31)), buckets_of(prompt(5, 900, 31), "0a1b")
+    assert len(tuned) == 4
+    assert set(plain.tolist()) < set(tuned.tolist())
+    assert tuned.tolist() == sorted(tuned.tolist())
+    assert tuned.dtype == plain.dtype
+
+
 def test_what_the_log_keeps_becomes_the_same_numbers() -> None:
     for each in (prompt(1, 2, 3), prompt(*range(300))):
         buckets = buckets_of(each)
