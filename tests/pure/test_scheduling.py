@@ -183,9 +183,9 @@ def test_a_long_prompt_that_has_waited_for_long_goes_before_short_ones(model: Pa
 def test_a_prompt_that_has_a_slot_is_not_passed_over_for_ever(model: Path, policy: str) -> None:
     """Each step has time for one of the urgent prompts, and one comes with each."""
     instance = Instance(model, policy=policy, token_budget=8)
-    instance.submit(request(0, [1] * 60))
+    instance.submit(request(0, [96] * 60))
     turns = 0
-    while not instance.answers[0] and turns < 100:
+    while not instance.answers[0] and turns < 60:
         turns += 1
         instance.submit(request(turns, [turns] * 8, priority=1, max_tokens=1))
         instance.now_s += 1.0
