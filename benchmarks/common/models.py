@@ -67,6 +67,7 @@ def make_published(dtype: str, directory: Path) -> None:
     weights = {name: source.read(name).to(getattr(torch, dtype)) for name in source.tensors}
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(source.config | {"dtype": dtype}))
+    (directory / "generation_config.json").write_text(json.dumps(source.generation))
     source.tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
