@@ -5,9 +5,9 @@ gRPC on this host, with the client's own messages. It imports no torch. Nothing 
 docs/openai.md.
 
 `app` has the routes; `asks` and `fields` read a body; `chat` and `completions` are OpenAI's two older
-interfaces, `open_responses` its newer one, `anthropic` Anthropic's; `turns` are a conversation, `fitting`
-makes it fit the model's template; `parts` finds thoughts and calls in answers, `guided` says what they
-must be; `answers` asks the ensemble, by `lasting`, which goes on after the death of the server;
-`responses` sends what came, and finds out when a client leaves. `connections` are the clients';
+interfaces, `open_responses` its newer one, `anthropic` Anthropic's; each makes a conversation fit the
+model's template (`python_backends/text/door/fitting.py`); `parts` finds thoughts and calls in answers,
+`guided` says what they must be; `answers` asks the ensemble, by `lasting`, which goes on after the death of
+the server; `responses` sends what came, and finds out when a client leaves. `connections` are the clients';
 `observed` is around all of it: ids, the log, metrics, and what `queue` says of those that wait.
 """

@@ -7,12 +7,9 @@ from typing import Any
 from client.wire import Message
 from front import asks
 from front.errors import refused
-from front.fitting import fitted
 from front.model import Model
-from front.turns import Call, Turn, arguments_of, joined
-
-# templates know the first name; the second is its newer one
-SAME_ROLE = {"developer": "system", "function": "tool"}
+from python_backends.text.door.fitting import fitted
+from python_backends.text.door.turns import SAME_ROLE, Call, Turn, arguments_of, joined
 
 
 def plain_messages(messages: list[asks.Message], model: Model, has_tools: bool) -> list[Message]:

@@ -7,9 +7,9 @@ from typing import Any
 from client.wire import Message
 from front.anthropic.asks import CountAsk
 from front.anthropic.turns import turns_of
-from front.fitting import fitted
 from front.model import Model
 from front.tools import Tool, extras_of, of_anthropic, thinking
+from python_backends.text.door.fitting import fitted
 
 THINKS = {"enabled": True, "disabled": False}  # other types: as the template does by itself
 

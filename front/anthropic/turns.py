@@ -9,7 +9,7 @@ from typing import Any
 from front.anthropic.asks import Content, CountAsk, Message
 from front.errors import ProblemError, refused
 from front.log_once import log_once
-from front.turns import Call, Turn, joined
+from python_backends.text.door.turns import Call, Turn, joined
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "ctx": "user", "msg": "user"}
 # Claude Code begins its system with this line, whose end changes with each request: it would keep every

@@ -13,7 +13,6 @@ from client.wire import Piece
 from front.errors import ProblemError, refused
 from front.expecting import Wish, shape_of
 from front.fields import read_body
-from front.fitting import fitted
 from front.guided.choice import NONE
 from front.guided.guide import named
 from front.guided.inputs import inputs_of
@@ -30,6 +29,7 @@ from front.responses import Events, Manner, Whole
 from front.tokens import TokenTexts
 from front.tools import extras_of, of_openai, strict_of, thinking
 from front.until_full import MOST_TOKENS, until_full
+from python_backends.text.door.fitting import fitted
 
 
 def answer_response(body: bytes, model: Model, client: AsyncClient) -> Response:

@@ -8,7 +8,7 @@ from typing import Any
 from front.errors import refused
 from front.log_once import log_once
 from front.open_responses.asks import ResponsesAsk
-from front.turns import Call, Turn, arguments_of, joined
+from python_backends.text.door.turns import Call, Turn, arguments_of, joined
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system", "tool": "tool"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")

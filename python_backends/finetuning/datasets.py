@@ -2,7 +2,8 @@
 encodes it.
 
 * {"messages": [{"role", "content", "weight"?}]}: every assistant turn of weight 1 (the default) is an example
-  of its own: the prompt that the server would make of the turns before it, then the turn and an end token.
+  of its own: the prompt that a chat over /v1 would get for the turns before it, then the turn and an end
+  token.
 * {"prompt": text, "completion": text}: the completion and an end token are learned.
 * {"text": text}: all is learned, and an end token.
 
@@ -21,7 +22,10 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, RefusedError
 from python_backends.nouns.training import NO_LABEL
+from python_backends.text.door.chat import Message
 from python_backends.text.door.door import Door
+from python_backends.text.door.fitting import fitted
+from python_backends.text.door.turns import SAME_ROLE, Turn
 from python_backends.text.door.values import unicode
 
 # of a line, for each token of the context: far more than text takes, so that what can only be too long is
@@ -103,40 +107,41 @@ class _Reader:
 
     def _of_chat(self, values: dict[str, Any]) -> Iterator[Example]:
         messages = _messages(values["messages"])
-        if self._door.template is None:
+        template = self._door.template
+        if template is None:
             raise DatasetError("messages: this model has no chat template; use prompt and completion")
         learned = [index for index, (message, weight) in enumerate(messages) if weight]
         if not learned:
             raise DatasetError("messages: no assistant turn of weight 1, so there is nothing to learn")
-        turns = [message for message, _ in messages]
+        turns = [turn for turn, _ in messages]
         for index in learned:
-            prompt = self._door.template.prompt(turns[:index])
-            yield self._answered(self._ids(prompt), self._answer(prompt, turns[: index + 1]))
+            asked = fitted(turns[:index], template, has_tools=False)
+            prompt = template.prompt(asked)
+            yield self._answered(self._ids(prompt), self._answer(prompt, asked, turns[index].content))
 
-    def _answer(self, prompt: str, turns: list[dict[str, str]]) -> Ids:
-        """Of the last turn. Llama 2's tokenizer and its like put a space before each text; whether the answer
-        has one depends on what the template writes before it.
+    def _answer(self, prompt: str, asked: list[Message], content: str) -> Ids:
+        """`prompt`: of the messages `asked`. Llama 2's tokenizer and its like put a space before each text;
+        whether the answer has one depends on what the template writes before it.
         """
-        content = turns[-1]["content"]
         if self._door.encoder.puts_space and content.strip():
-            before, both = self._ids(prompt), self._ids(prompt + self._rendered(prompt, turns))
+            before, both = self._ids(prompt), self._ids(prompt + self._rendered(prompt, asked, content))
             if len(both) > len(before) and np.array_equal(both[: len(before)], before):
                 return both[len(before) :]
         return self._ids(content)
 
-    def _rendered(self, prompt: str, turns: list[dict[str, str]]) -> str:
-        """The last turn's content, and the white space that the template puts between it and the prompt;
+    def _rendered(self, prompt: str, asked: list[Message], content: str) -> str:
+        """The content of the answer, and the white space that the template puts between it and the prompt;
         empty where the template puts something else there.
         """
         assert self._door.template is not None
         try:
-            rendered = self._door.template.render(turns)
+            rendered = self._door.template.render([*asked, {"role": "assistant", "content": content}])
         except RefusedError:  # it takes no conversation that ends with an answer
             return ""
-        for content in (turns[-1]["content"], turns[-1]["content"].strip()):
-            space, found, _ = rendered.removeprefix(prompt).partition(content)
+        for each in (content, content.strip()):
+            space, found, _ = rendered.removeprefix(prompt).partition(each)
             if found and not space.strip():
-                return space + content
+                return space + each
         return ""
 
     def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:
@@ -183,14 +188,14 @@ def _text(values: dict[str, Any], name: str) -> str:
     return unicode(name, values[name])
 
 
-def _messages(value: Any) -> list[tuple[dict[str, str], bool]]:
-    """Each message and whether it is learned."""
+def _messages(value: Any) -> list[tuple[Turn, bool]]:
+    """Each turn and whether it is learned."""
     if not isinstance(value, list) or not value:
         raise DatasetError("messages: must be a list of at least one message")
     return [_message(index, message) for index, message in enumerate(value)]
 
 
-def _message(index: int, message: Any) -> tuple[dict[str, str], bool]:
+def _message(index: int, message: Any) -> tuple[Turn, bool]:
     name = f"messages[{index}]"
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys() <= {
         "role",
@@ -209,7 +214,7 @@ def _message(index: int, message: Any) -> tuple[dict[str, str], bool]:
         raise DatasetError(f"{name}.weight: only an assistant's turn may have one")
     if index == 0 and role == "assistant":
         raise DatasetError(f"{name}: an answer needs a turn before it")
-    turn = {"role": role, "content": unicode(f"{name}.content", content)}
+    turn = Turn(SAME_ROLE.get(role, role), unicode(f"{name}.content", content))
     return turn, role == "assistant" and weight != 0
 
 

@@ -59,6 +59,35 @@ def test_a_chat_has_an_example_for_each_answer_with_the_servers_own_prompt() -> 
         assert learned[-1] in DOOR.eos_ids
 
 
+@pytest.mark.parametrize(
+    ("template", "turns", "asked"),
+    [
+        (
+            None,
+            [("developer", "brief"), ("user", "one")],
+            [("system", "brief"), ("user", "one")],
+        ),
+        (LLAMA_TEMPLATE, [("system", "brief"), ("user", "one")], [("user", "brief\n\none")]),
+        (
+            LLAMA_TEMPLATE,
+            [("user", "one"), ("assistant", "two"), ("tool", "three"), ("developer", "four")],
+            [("user", "one"), ("assistant", "two"), ("user", "three\n\nfour")],
+        ),
+    ],
+)
+def test_roles_that_the_template_lacks_are_written_as_in_a_chat(
+    template: str | None, turns: list[tuple[str, str]], asked: list[tuple[str, str]]
+) -> None:
+    """LLAMA_TEMPLATE knows no system and no tools."""
+    checkpoint = byte_level() if template is None else replace(byte_level(), chat_template=template)
+    door = open_door(checkpoint, LimitSettings())
+    *_, example = read_examples([chat(*turns, ("assistant", "five"))], door)
+    messages = [{"role": role, "content": content} for role, content in asked]
+    request = door.answer({"messages": json.dumps(messages)})
+    assert isinstance(request, Request), request
+    assert parts(example)[0] == request.prompt.tolist()
+
+
 def test_an_answer_of_weight_0_is_read_and_not_learned() -> None:
     (example,) = read_examples([chat(*TURNS, a1=0, a3=1)], DOOR)
     assert parts(example)[1][:-1] == ids("four")

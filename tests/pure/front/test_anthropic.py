@@ -17,7 +17,7 @@ from front.anthropic.blocks import Blocks
 from front.anthropic.turns import turns_of
 from front.keys import read_keys
 from front.parts.events import Arguments, Begun, Ended
-from front.turns import Call, Turn
+from python_backends.text.door.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER, KEY, MESSAGES
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask, events, sent

@@ -14,7 +14,7 @@ from client.wire import Piece
 from front import responses
 from front.open_responses.asks import ResponsesAsk
 from front.open_responses.turns import turns_of
-from front.turns import Call, Turn
+from python_backends.text.door.turns import Call, Turn
 from tests.pure.front.conftest import ANSWER
 from tests.support.ensemble import Ensemble, Front
 from tests.support.front_wire import ask, events, sent

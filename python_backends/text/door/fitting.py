@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from client.wire import Message
-from front.turns import Turn
+from python_backends.text.door.chat import Message
 from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.door.turns import Turn
 
 MAX_TURNS = 4096  # of a longer chat nothing is changed: the ensemble says what its template leaves out
 BETWEEN = "\n\n"  # two messages that became one

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from front.fitting import fitted
-from front.turns import Call, Turn
 from python_backends.checkpoint.templates import joined
+from python_backends.text.door.fitting import fitted
+from python_backends.text.door.turns import Call, Turn
 from tests.support.text.templates import TEXTS, TOOLS, template
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

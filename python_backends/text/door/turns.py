@@ -1,4 +1,4 @@
-"""The turns of a conversation, whichever interface they came by."""
+"""The turns of a conversation, whichever interface they came by, or of a line of training data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.text.door.template_probe import CALL
+
+# what templates call a role that clients may give another name
+SAME_ROLE = {"developer": "system", "function": "tool"}
 
 
 @dataclass(frozen=True, slots=True)
