@@ -17,10 +17,10 @@ from front.guided.wanted import Wanted
 from front.guided.writing import Inputs, call_form, may_call, must_call, text_of, text_or_calls
 from front.model import Model
 from front.parts.answer import Shape
-from front.parts.formats import Format
 from front.parts.machine import Expected
 from front.tools import Tool
 from python_backends.text.door.chat import Extras
+from python_backends.text.door.thoughts import open_thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ def shape_of(
     must = wish.choice.mode == REQUIRED
     if not must and "tools" not in extras:
         callable_tools = []
-    open_one = open_thought(model.form, _ending(model, messages, wish.tools, extras))
+    pairs = model.form.thoughts if model.form is not None else ()
+    open_one = open_thought(pairs, _ending(model, messages, wish.tools, extras))
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in callable_tools}
     expected = Expected(schemas, int(wish.calls_one), open_one, wish.choice.names)
     is_visible = not model.mark_tokens.hidden
@@ -70,14 +71,6 @@ def shape_of(
         asked = "tools" if is_strict else wish.choice_field
         return guided, may_call(form, callable_tools, wish.strict, wish.calls_one, asked, wish.inputs)
     return Shape(model.form, expected, continues=continues), None
-
-
-def open_thought(form: Format | None, ending: str) -> str:
-    """Returns what closes the thought that `ending`, the end of a prompt, leaves open; empty: none."""
-    for opens, closes in form.thoughts if form is not None else ():
-        if ending.rfind(opens.strip()) > ending.rfind(closes):
-            return closes
-    return ""
 
 
 def _ending(

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from python_backends.text.door.thoughts import THOUGHTS
+
 Pair = tuple[str, str]  # what stands before something, and behind it
 
 NAME = r"(?P<name>[\w.\-]{1,256})"
-THINK = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,6 @@ TABLE = (
     Format("Llama", ("<|python_tag|>",), call=("<|python_tag|>", ""), is_bare=True),
     Format("Llama", ('{"name":', '"parameters":'), is_bare=True),
 )
-THOUGHTS = (THINK, ("[THINK]", "[/THINK]"), ("<|channel>thought\n", "<channel|>"))
 
 
 def format_of(template: str, tokens: Collection[str], answer: Any = None) -> Format | None:

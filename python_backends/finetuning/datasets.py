@@ -3,7 +3,7 @@ encodes it.
 
 * {"messages": [{"role", "content", "weight"?}]}: every assistant turn of weight 1 (the default) is an example
   of its own: the prompt that a chat over /v1 would get for the turns before it, then the turn and an end
-  token.
+  token. Where the prompt ends inside a thought, the turn begins there.
 * {"prompt": text, "completion": text}: the completion and an end token are learned.
 * {"text": text}: all is learned, and an end token.
 
@@ -25,6 +25,7 @@ from python_backends.nouns.training import NO_LABEL
 from python_backends.text.door.chat import Message
 from python_backends.text.door.door import Door
 from python_backends.text.door.fitting import fitted
+from python_backends.text.door.thoughts import THOUGHTS, open_thought
 from python_backends.text.door.turns import SAME_ROLE, Turn
 from python_backends.text.door.values import unicode
 
@@ -116,8 +117,25 @@ class _Reader:
         turns = [turn for turn, _ in messages]
         for index in learned:
             asked = fitted(turns[:index], template, has_tools=False)
-            prompt = template.prompt(asked)
-            yield self._answered(self._ids(prompt), self._answer(prompt, asked, turns[index].content))
+            prompt, content = template.prompt(asked), turns[index].content
+            system = [message for message in asked[:1] if message["role"] == "system"]
+            closes = open_thought(THOUGHTS, template.ending(system))
+            if closes and closes not in content:
+                answer = self._without_thought(f"messages[{index}]", prompt, asked, content, closes)
+            else:
+                answer = self._answer(prompt, asked, content)
+            yield self._answered(self._ids(prompt), answer)
+
+    def _without_thought(
+        self, name: str, prompt: str, asked: list[Message], content: str, closes: str
+    ) -> Ids:
+        """The prompt leaves a thought open, which the content does not close: as the template closes it."""
+        if not (closed := self._rendered(prompt, asked, content, closes)):
+            raise DatasetError(
+                f"{name}.content: the model's chat template begins each answer inside a thought, and does not"
+                f" say how an answer without one is written: put a thought and {closes} before the answer"
+            )
+        return self._door.encoder.continued(closed)
 
     def _answer(self, prompt: str, asked: list[Message], content: str) -> Ids:
         """`prompt`: of the messages `asked`. Llama 2's tokenizer and its like put a space before each text;
@@ -129,19 +147,22 @@ class _Reader:
                 return both[len(before) :]
         return self._ids(content)
 
-    def _rendered(self, prompt: str, asked: list[Message], content: str) -> str:
-        """The content of the answer, and the white space that the template puts between it and the prompt;
-        empty where the template puts something else there.
+    def _rendered(self, prompt: str, asked: list[Message], content: str, closes: str = "") -> str:
+        """The content of the answer, and before it what the template puts between it and the prompt: white
+        space, or what ends with `closes` and white space. Empty where it puts something else there.
         """
         assert self._door.template is not None
         try:
             rendered = self._door.template.render([*asked, {"role": "assistant", "content": content}])
         except RefusedError:  # it takes no conversation that ends with an answer
             return ""
+        if not rendered.startswith(prompt) or (closed := rendered.find(closes, len(prompt))) < 0:
+            return ""
+        closed += len(closes)
         for each in (content, content.strip()):
-            space, found, _ = rendered.removeprefix(prompt).partition(each)
-            if found and not space.strip():
-                return space + each
+            at = rendered.find(each, closed)
+            if at >= 0 and not rendered[closed:at].strip():
+                return rendered[len(prompt) : at] + each
         return ""
 
     def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from front.parts.events import Arguments, Begun, Ended, Event, Text, Thought
-from front.parts.formats import TABLE, THINK, Format
+from front.parts.formats import TABLE, Format
 from front.parts.machine import Expected, Machine, Tokens
+from python_backends.text.door.thoughts import THINK
 
 STRING = {"type": "string"}
 SCHEMAS = {

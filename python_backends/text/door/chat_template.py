@@ -102,7 +102,7 @@ class ChatTemplate:
             )
         return guard.arm(rendered)
 
-    def ending(self, messages: Sequence[Message], extras: Extras) -> str:
+    def ending(self, messages: Sequence[Message], extras: Extras = NONE) -> str:
         """Returns what the template writes behind a user's message that follows `messages`, up to the answer;
         empty if it can't.
         """

@@ -12,12 +12,14 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.nouns.request import Request
 from python_backends.settings import LimitSettings
 from python_backends.text.door.door import open_door
-from tests.support.text.checkpoints import LLAMA_TEMPLATE, byte_level, sentence_piece
+from tests.support.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 
 LINES_TEMPLATE = (  # as TinyLlama and Zephyr have it
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token }}"
     "{% if add_generation_prompt and loop.last %}{{ '<|assistant|>\\n' }}{% endif %}{% endfor %}"
 )
+# as those of DeepSeek-R1: the prompt ends inside a thought
+THINKING_TEMPLATE = TEMPLATE.replace("'<|assistant|>'", "'<|assistant|><think>\\n'")
 DOOR = open_door(byte_level(), LimitSettings())
 TURNS = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
 
@@ -114,6 +116,36 @@ def test_an_answer_has_its_own_tokens_where_the_template_renders_no_conversation
         door = open_door(replace(sentence_piece(), chat_template=template), LimitSettings())
         (example,) = read_examples([chat(("user", "hello"), ("assistant", "stop"))], door)
         assert parts(example)[1][:-1] == door.encoder.encode("stop").tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "learned"),
+    [
+        ("Paris", "\n</think>\n\nParis"),
+        ("think", "\n</think>\n\nthink"),
+        ("why\n</think>\n\nParis", "why\n</think>\n\nParis"),
+    ],
+)
+def test_an_answer_without_a_thought_ends_the_one_that_the_prompt_opens(content: str, learned: str) -> None:
+    """As the template writes it for a turn that has ended."""
+    thought = "('<think>\\n\\n</think>\\n\\n' if message['role'] == 'assistant' else '')"
+    template = THINKING_TEMPLATE.replace("'|>' + message", f"'|>' + {thought} + message")
+    door = open_door(replace(byte_level(), chat_template=template), LimitSettings())
+    (example,) = read_examples([chat(("user", "one"), ("assistant", content))], door)
+    request = door.answer({"messages": json.dumps([{"role": "user", "content": "one"}])})
+    assert isinstance(request, Request), request
+    assert parts(example)[0] == request.prompt.tolist()
+    assert parts(example)[1][:-1] == door.encoder.encode(learned).tolist()
+
+
+def test_an_answer_without_a_thought_is_refused_where_the_template_does_not_write_one() -> None:
+    door = open_door(replace(byte_level(), chat_template=THINKING_TEMPLATE), LimitSettings())
+    thinks, answers = (
+        chat(("user", "one"), ("assistant", content)) for content in ("why</think>Paris", "Paris")
+    )
+    assert len(read_examples([thinks], door)) == 1
+    with pytest.raises(DatasetError, match=r"line 2: messages\[1\].content: .* put a thought and </think>"):
+        read_examples([thinks, answers], door)
 
 
 @pytest.mark.parametrize("completion", ["stop", " stop", "  hello world", "\nend"])

@@ -14,10 +14,11 @@ from front.guided.choice import AUTO, REQUIRED, Choice, of_anthropic, of_openai
 from front.guided.wanted import wanted
 from front.guided.writing import call_form, may_call, must_call, text_of, text_or_calls
 from front.parts.events import Arguments, Begun, Ended
-from front.parts.formats import TABLE, THINK, Format
+from front.parts.formats import TABLE, Format
 from front.parts.machine import Expected, Machine, Tokens
 from front.tools import strict_of
 from python_backends.guides.errors import GuideError
+from python_backends.text.door.thoughts import THINK
 from tests.pure.front.conftest import MESSAGES
 from tests.support.answers import joined
 from tests.support.ensemble import Ensemble, Front

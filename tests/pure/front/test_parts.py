@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from front.expecting import open_thought
 from front.model import Model
 from front.parts.answer import Parts, Shape
 from front.parts.events import Arguments, Begun, Ended, Text, Thought
 from front.parts.formats import Format, format_of
 from front.parts.machine import Expected, Machine, Tokens
 from python_backends.settings import ModelSettings, Settings
+from python_backends.text.door.thoughts import open_thought
 from python_backends.watching.board import Board
 from tests.support.answers import (
     CODER,
@@ -173,7 +173,7 @@ def test_a_tokenizers_own_response_template_goes_first() -> None:
     ],
 )
 def test_the_prompts_end_says_whether_a_thought_is_open(ending: str, closes: str) -> None:
-    assert open_thought(HERMES, ending) == closes
+    assert open_thought(HERMES.thoughts, ending) == closes
 
 
 def test_tokens_and_text_come_together_whatever_is_held_back(tool_model: Path) -> None:
