@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import secrets
@@ -106,11 +107,18 @@ class BatchStore:
         return self._read_all(self._ids())[::-1]
 
     def open(self) -> list[Batch]:
-        """Those that have not ended, the oldest first. Each that has is read once."""
+        """Those that have not ended, the oldest first; asked by the process that has the lock. Each that has
+        is read once, and keeps its description: what it has answered is in files of clients.
+        """
         ids = self._ids()
         self._ended &= ids
         found = self._read_all(ids - self._ended)
-        self._ended.update(batch.id for batch in found if batch.status in ENDED)
+        for batch in found:
+            if batch.status in ENDED:
+                self._ended.add(batch.id)
+                for name in (INPUT, OUTPUT, ERRORS):
+                    with contextlib.suppress(OSError):
+                        (self.place(batch) / name).unlink()
         return [batch for batch in found if batch.status not in ENDED]
 
     def find(self, batch_id: str) -> Batch:

@@ -440,6 +440,18 @@ def test_a_batch_that_has_ended_is_read_once(tmp_path: Path, monkeypatch: pytest
     assert [batch.id for batch in store.all()] == [early, late, done]
 
 
+def test_a_batch_that_has_ended_keeps_its_description_alone(tmp_path: Path) -> None:
+    """Also where the process that ended it was killed then."""
+    store = BatchStore(tmp_path / "batches")
+    done, running = made_in(store, tmp_path, ["completed", "in_progress"])
+    for name in ("output.jsonl", "errors.jsonl"):
+        (tmp_path / "batches" / done / name).write_text("{}")
+    store.open()
+    kept = {each: {path.name for path in (tmp_path / "batches" / each).iterdir()} for each in (done, running)}
+    assert kept == {done: {"batch.json"}, running: {"batch.json", "input.jsonl"}}
+    assert store.find(done).status == "completed"
+
+
 def test_where_there_are_too_many_the_oldest_that_have_ended_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
