@@ -5,22 +5,24 @@ fails is tried again after the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 
 from front.batches.answering import Asked, entry_of
 from front.batches.pace import TURN_S, Pace
 from front.batches.store import CANCEL, ERRORS, INPUT, OUTPUT, Batch, BatchStore, Line, read_requests
 from front.files.store import Files
-from python_backends.finetuning.files import append_line, append_lines, read_lines
+from python_backends.finetuning.files import append_line, append_lines
 
 log = logging.getLogger("gapless.front")
 
@@ -118,11 +120,10 @@ class _Run:
 
     def _answered(self) -> set[str]:
         """The custom_id of each request that has an answer, or an error; counts them."""
-        for name in (OUTPUT, ERRORS):
-            _mend(self._place / name)
-        found = [read_lines(self._place / name) for name in (OUTPUT, ERRORS)]
-        self._batch.request_counts.completed, self._batch.request_counts.failed = map(len, found)
-        return {str(value.get("custom_id")) for values in found for value in values}
+        completed, failed = (list(_ids_in(self._place / name)) for name in (OUTPUT, ERRORS))
+        counts = self._batch.request_counts
+        counts.completed, counts.failed = len(completed), len(failed)
+        return {*completed, *failed}
 
     def _left(self, answered: set[str]) -> Iterator[Line]:
         lines = read_requests(self._place / INPUT, self._batch.endpoint)
@@ -185,9 +186,21 @@ class _Run:
         return added.id
 
 
-def _mend(path: Path) -> None:
-    """A line that a killed process has cut off is removed."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
+class _Entry(Struct):
+    custom_id: str  # the rest of the line is not kept: all answers together may be larger than the memory
+
+
+_ENTRY = msgspec.json.Decoder(_Entry)
+
+
+def _ids_in(path: Path) -> Iterator[str]:
+    """The custom_id of each line. A last one that a killed process has cut off is removed."""
+    if not path.exists():
+        return
+    with path.open("rb+") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    yield _ENTRY.decode(line).custom_id
+            else:
+                lines.truncate(lines.tell() - len(line))

@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,26 @@ def test_after_a_restart_the_front_goes_on_where_it_was(
     second.close()
     assert text[: len(before)] == before
     assert sorted(int(json.loads(each)["custom_id"]) for each in text) == list(range(40))
+
+
+def test_where_a_batch_stands_is_read_line_by_line(tmp_path: Path) -> None:
+    """All answers together may be larger than the memory."""
+    store = BatchStore(tmp_path / "batches")
+    (name,) = made_in(store, tmp_path, ["in_progress"])
+    batch = store.find(name)
+    output = store.place(batch) / "output.jsonl"
+    with output.open("w") as file:
+        for number in range(20):
+            file.write(json.dumps({"custom_id": f"{number}", "response": "x" * (1 << 20)}) + "\n")
+        file.write('{"custom_id": "20", "resp')  # cut off
+    tracemalloc.start()
+    answered = work._Run(batch, store, Files(tmp_path / "files"))._answered()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answered == {f"{number}" for number in range(20)}
+    assert batch.request_counts.completed == 20
+    assert output.read_bytes().endswith(b'x"}\n')
+    assert peak < 10 << 20
 
 
 def test_of_two_fronts_one_answers(
