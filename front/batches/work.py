@@ -170,6 +170,8 @@ class _Run:
             self._store.write(batch)
         if batch.error_file_id is None:
             batch.error_file_id = self._file(ERRORS)
+        if status == "cancelled":
+            batch.cancelling_at = int((self._place / CANCEL).stat().st_mtime)
         batch.status = status
         setattr(batch, f"{status}_at", int(time.time()))
         self._store.write(batch)

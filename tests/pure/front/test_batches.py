@@ -292,6 +292,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(
     assert sdk.batches.cancel(made.id).status in ("cancelling", "cancelled")
     batch = ended(sdk, made.id)
     assert batch.status == "cancelled"
+    assert batch.created_at - 1 <= batch.cancelling_at <= batch.cancelled_at
     assert len(lines_of(sdk, batch.output_file_id)) == batch.request_counts.completed < 100
     with pytest.raises(openai.BadRequestError, match="it has ended already"):
         sdk.batches.cancel(made.id)
