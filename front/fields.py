@@ -61,7 +61,7 @@ MAX_NAMES_COMPARED = 100  # with those that there are: 40 µs each
 
 def read_ask(body: bytes, kind: type[A]) -> A:
     """Returns the request in `body`. Raises ProblemError."""
-    given = _object(body)
+    given = read_object(body)
     known = frozenset(kind.__struct_fields__)
     for number, name in enumerate(given.keys() - known):
         _check_other(name, given[name], known if number < MAX_NAMES_COMPARED else frozenset())
@@ -73,10 +73,11 @@ def read_ask(body: bytes, kind: type[A]) -> A:
 
 def read_body(body: bytes, kind: type[S]) -> S:
     """Returns what is in a body that asks for no answer. Raises ProblemError."""
-    return _converted(_object(body), kind)
+    return _converted(read_object(body), kind)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """Returns the JSON object in `body`. Raises ProblemError."""
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -16,6 +16,7 @@ from starlette.types import Message
 from front.attempts import LostError
 from front.batches.store import Line
 from front.errors import ProblemError, refused
+from front.fields import read_object
 from front.record import CURRENT, Record, current
 from front.responses import INSIDE
 
@@ -99,7 +100,7 @@ def _is_lost(status: int, body: bytes) -> bool:
 
 def _body(line: Line) -> bytes:
     """With the least priority. Raises ProblemError."""
-    body: dict[str, Any] = msgspec.json.decode(line.body)
+    body = read_object(bytes(line.body))
     if body.get("stream"):
         raise refused("stream", " = true: must be false in a batch")
     return msgspec.json.encode({**body, "priority": LEAST})

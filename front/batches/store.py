@@ -60,7 +60,7 @@ class Batch(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request. `body` is JSON."""
+    """One request. `body` is a JSON object, except that its UTF-8 and its numbers are not checked."""
 
     custom_id: str
     body: msgspec.Raw

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from front.batches import answering, pace, work
 from front.batches.answering import Asked
 from front.batches.pace import Pace
-from front.batches.store import BatchStore, Counts, Line
+from front.batches.store import BatchStore, Counts, Line, read_requests
 from front.errors import ProblemError
 from front.files.store import Files
 from front.keys import Keys
@@ -227,6 +227,21 @@ def test_requests_that_a_server_had_when_it_ended_are_asked_one_at_a_time(
 
     found = asyncio.run(entries())
     assert [is_answered for is_answered, _ in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"prompt": "a", "x": 1e999}'])
+def test_a_body_that_is_no_json_is_refused_as_from_a_client(body: bytes, tmp_path: Path) -> None:
+    """The file is taken: its lines are looked at only so far that their bodies are found."""
+    head = json.dumps({**line(0), "body": "BODY"}).encode()
+    (tmp_path / "requests.jsonl").write_bytes(head.replace(b'"BODY"', body))
+    (read,) = read_requests(tmp_path / "requests.jsonl", COMPLETION)
+
+    def never(body: bytes) -> Response:
+        raise AssertionError(body)
+
+    is_answered, entry = asyncio.run(Asked(never).entry(read))
+    assert (is_answered, entry["response"]["status_code"]) == (False, 400)
+    assert entry["response"]["body"]["error"]["code"] == "invalid_json"
 
 
 def test_after_a_restart_the_front_goes_on_where_it_was(
