@@ -5,6 +5,7 @@ All front processes see the same ones. Only this user may read them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -74,17 +75,22 @@ class Files:
             raise ProblemError(
                 400, f"there are {MOST_FILES} files, the most there can be: delete some", "full"
             )
-        left = MOST_BYTES_OF_ALL - sum(file.bytes for file in self.all())
+        left = MOST_BYTES_OF_ALL - self._num_bytes()
         file_id = f"file-{secrets.token_hex(12)}"
         directory = self._directory / f"{file_id}{PARTIAL}"
         directory.mkdir(mode=0o700)
         number = os.open(directory / file_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         return Written(directory, os.fdopen(number, "wb"), left)
 
-    def end(self, written: Written, name: str, purpose: str) -> File:
-        """The file is there from now on."""
+    def end(self, written: Written, name: str, purpose: str, is_limited: bool = True) -> File:
+        """The file is there from now on. Raises ProblemError where all have too many bytes now, by others
+        that came at the same time.
+        """
         file_id = written.directory.name.removesuffix(PARTIAL)
         written.file.close()
+        if is_limited and self._num_bytes() > MOST_BYTES_OF_ALL:
+            said = f"file: all files may have {MOST_BYTES_OF_ALL} bytes, with those that are being uploaded"
+            raise ProblemError(413, said, "file_too_large", "file")
         content = written.directory / file_id
         file = File(
             id=file_id,
@@ -114,7 +120,7 @@ class Files:
         written = self.begin(is_limited=False)
         try:
             write(written.file)
-            return self.end(written, name, purpose)
+            return self.end(written, name, purpose, is_limited=False)
         except BaseException:
             self.drop(written)
             raise
@@ -142,6 +148,16 @@ class Files:
         gone = self._directory / f"{file_id}{PARTIAL}"
         (self._directory / file_id).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _num_bytes(self) -> int:
+        """Of all files, with what those that are being written have so far."""
+        sizes = {}
+        for path in self._directory.glob(f"file-*{PARTIAL}"):
+            file_id = path.name.removesuffix(PARTIAL)
+            with contextlib.suppress(FileNotFoundError):
+                sizes[file_id] = (path / file_id).stat().st_size
+        # the whole ones last: one that is finished meanwhile counts, once
+        return sum((sizes | {file.id: file.bytes for file in self.all()}).values())
 
     def _read(self, file_id: str) -> File | None:
         """None: there is none, or its description can't be read."""

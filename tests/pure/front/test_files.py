@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from front.errors import ProblemError
 from front.files import store
 from front.files.store import Files
 from front.keys import Keys
@@ -171,6 +172,27 @@ def test_the_limits_of_files_are_named(
     status, error = posted(front, PURPOSE + FILE + END)
     assert (status, error["message"]) == (400, "there are 2 files, the most there can be: delete some")
     assert len(list(directory.iterdir())) == 2
+
+
+def test_uploads_at_the_same_time_keep_the_limit_of_all_files(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_BYTES_OF_ALL", 12)
+    files = Files(directory)
+    first, second = files.begin(), files.begin()
+    for written in (first, second):
+        written.file.write(b"x" * 7)
+        written.file.flush()
+    third = files.begin()
+    assert third.left_bytes == -2
+    files.drop(third)
+    with pytest.raises(ProblemError, match="all files may have 12 bytes") as refused:
+        files.end(first, "a", "batch")
+    assert refused.value.status == 413
+    files.drop(first)
+    files.end(second, "b", "batch")
+    files.add("of a batch", "batch_output", lambda file: file.write(b"x" * 20))
+    assert {file.bytes for file in files.all()} == {7, 20}
 
 
 def test_a_directory_that_cannot_be_written_is_named(front: Front, tmp_path: Path) -> None:
