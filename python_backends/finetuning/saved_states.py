@@ -1,8 +1,8 @@
 """Saved states of a job: after which step, with weights and both moments in float32. A saved state is whole
 or not there. They are in the job's directory `checkpoints`, as OpenAI calls them.
 
-Kept are the last two, and the last ten of those at the end of a pass over the data. What a caller saves by
-name is in `states`: the last 16.
+Kept are the last two, and the last ten of those at the end of a pass over the data; the moments of the last
+one alone, from which a job goes on. What a caller saves by name is in `states`: the last 16, with moments.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from python_backends.linux.files import write_directory
 NUM_KEPT = 2
 NUM_PASSES_KEPT = 10  # with few examples every step ends a pass
 NUM_NAMED_KEPT = 16
+WEIGHTS, MOMENTS, PLACE = "state.safetensors", "moments.safetensors", "state.json"
 
 State = dict[str, NDArray[Any]]  # weights and moments
 
@@ -69,9 +70,14 @@ def read_named(directory: Path, name: str) -> tuple[Place, State]:
 
 
 def _write(target: Path, place: Place, state: State) -> None:
+    weights = {key: each for key, each in state.items() if key.endswith(".weight")}
+    moments = {key: each for key, each in state.items() if key not in weights}
+
     def write(path: Path) -> None:
-        save_file(state, path / "state.safetensors")
-        (path / "state.json").write_text(json.dumps(asdict(place)) + "\n")
+        save_file(weights, path / WEIGHTS)
+        if moments:
+            save_file(moments, path / MOMENTS)
+        (path / PLACE).write_text(json.dumps(asdict(place)) + "\n")
 
     write_directory(target, write)
 
@@ -92,22 +98,25 @@ def times(directory: Path) -> dict[int, float]:
     found = {}
     for path in _paths(directory):
         with suppress(FileNotFoundError):  # it is deleted meanwhile
-            found[_step(path)] = path.stat().st_mtime
+            found[_step(path)] = (path / PLACE).stat().st_mtime
     return found
 
 
 def read(directory: Path, step: int) -> tuple[Place, State]:
-    """The saved state after `step`. OSError if there is none."""
+    """The saved state after `step`, with moments if it is the last one. OSError if there is none."""
     return _read(_path(directory, step))
 
 
 def _read(path: Path) -> tuple[Place, State]:
-    return _place(path), read_arrays(path / "state.safetensors")
+    place, state = _place(path), read_arrays(path / WEIGHTS)
+    with suppress(FileNotFoundError):
+        state |= read_arrays(path / MOMENTS)
+    return place, state
 
 
 def _paths(directory: Path) -> list[Path]:
     """What is half deleted has no state.json."""
-    found = [path.parent for path in directory.glob("step-*/state.json")]
+    found = [path.parent for path in directory.glob(f"step-*/{PLACE}")]
     return sorted((path for path in found if path.suffix != ".partial"), key=_step)
 
 
@@ -120,12 +129,15 @@ def _step(path: Path) -> int:
 
 
 def _place(path: Path) -> Place:
-    return Place(**json.loads((path / "state.json").read_text()))
+    return Place(**json.loads((path / PLACE).read_text()))
 
 
 def _delete_old(directory: Path) -> None:
     """What can't be deleted is tried again after the next save."""
     whole = _paths(directory)
+    for path in whole[:-1]:
+        with suppress(OSError):
+            (path / MOMENTS).unlink(missing_ok=True)
     ends = [path for path in whole[:-NUM_KEPT] if _ends_pass(path)]
     for path in set(directory.glob("step-*")) - {*whole[-NUM_KEPT:], *ends[-NUM_PASSES_KEPT:]}:
         _delete(path)

@@ -29,6 +29,19 @@ def test_a_state_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["law"]
 
 
+def test_the_last_one_alone_keeps_its_moments(tmp_path: Path) -> None:
+    """When the others were written stays known."""
+    moments = {f"a.weight.{name}": np.full((2, 3), 0.5, np.float32) for name in ("exp_avg", "exp_avg_sq")}
+    for step in (1, 2, 3):
+        saved_states.save(tmp_path, Place(step, 100, ends_pass=True), state(step) | moments)
+        os.utime(tmp_path / f"step-{step:06d}" / "state.json", (step, step))
+    found = [saved_states.read(tmp_path, step)[1] for step in saved_states.steps(tmp_path)]
+    assert [each["a.weight"][0, 0] for each in found] == [1.0, 2.0, 3.0]
+    assert [len(each) for each in found] == [1, 1, 3]
+    assert found[-1]["a.weight.exp_avg"].tolist() == moments["a.weight.exp_avg"].tolist()
+    assert saved_states.times(tmp_path) == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
 def test_one_that_can_not_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,7 +151,7 @@ def test_events_and_saved_states_are_there_page_by_page(trains: openai.OpenAI, d
     for step in (4, 8):
         job.add_loss(step=step, loss=1 / step, tokens=9)
         saved_states.save(job.directory / "checkpoints", Place(step, 9, True), {"a": np.zeros(1)})
-        os.utime(job.directory / f"checkpoints/step-{step:06d}", (1e9 + step, 1e9 + step))
+        os.utime(job.directory / f"checkpoints/step-{step:06d}/state.json", (1e9 + step, 1e9 + step))
     events = trains.fine_tuning.jobs.list_events(job.id, limit=2)
     assert [event.message for event in events] == [f"event {number}" for number in reversed(range(5))]
     found = list(trains.fine_tuning.jobs.checkpoints.list(job.id))
