@@ -5,7 +5,7 @@ them in this process.
     gapless finetune submit more.jsonl --from law
     gapless finetune submit train.jsonl --alone --name law [--rank 8 …]
     gapless finetune submit --alone --resume ftjob-…
-    gapless finetune list | show JOB | events JOB | cancel JOB | tokens FILE
+    gapless finetune list | show JOB | events JOB | cancel JOB | delete JOB | tokens FILE
     gapless finetune export JOB DIRECTORY [--step 40]
 
 The server must have the same model.directory and finetuning.directory, and, for the name of a served adapter
@@ -182,6 +182,18 @@ def _cancel(asked: argparse.Namespace, settings: Settings) -> None:
     print(f"{job.id}: cancelled; a server that trains it ends it after the step that is computed")
 
 
+def _delete(asked: argparse.Namespace, settings: Settings) -> None:
+    job = _job(asked, settings)
+    adapters = ", ".join(sorted(job.adapters))
+    job.delete()
+    if asked.json:
+        print(json.dumps({"id": job.id, "object": "fine_tuning.job", "deleted": True}))
+        return
+    print(f"{job.id}: deleted, with its examples, losses and saved states")
+    if adapters:
+        print(f"what was published of it stays in adapters.directory: {adapters}")
+
+
 def _tokens(asked: argparse.Namespace, settings: Settings) -> None:
     for example in read_data(settings, asked.data):
         print(json.dumps({"ids": example.ids.tolist(), "mask": example.learned.astype(int).tolist()}))
@@ -213,6 +225,7 @@ def command_parser() -> argparse.ArgumentParser:
         ("show", _show, "all fields of a job"),
         ("events", _events, "what happened to a job, and when"),
         ("cancel", _cancel, "end a job; its saved states stay"),
+        ("delete", _delete, "remove a job that has ended, and its saved states; what is served of it stays"),
     ):
         _add_job(_verb(verbs.add_parser(name, help=text), verb))
     tokens = _verb(verbs.add_parser("tokens", help="ids and mask of each example, one a line"), _tokens)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
@@ -198,6 +199,14 @@ class Job:
                 return  # the process that trains it ends it
             self.check_open()
             self.end("cancelled", "cancelled")
+
+    def delete(self) -> None:
+        """Its directory. What it has published stays. JobError if it has not ended. Raises OSError."""
+        with self.locked():
+            if self.status not in ENDED:
+                raise JobError(f"{self.id}: it has not ended ({self.status}): `cancel` ends it")
+            gone = self.directory.rename(self.directory.with_name(f"{self.id}.partial"))
+        shutil.rmtree(gone)
 
     def check_open(self) -> None:
         """JobError if it has ended."""

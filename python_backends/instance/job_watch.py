@@ -85,6 +85,8 @@ class JobWatch:
 
     def _jobs(self) -> list[Job]:
         """Those that have not ended, the oldest first."""
+        there = {path.name for path in self._directory.glob("ftjob-*")}
+        self._ended = {name: status for name, status in self._ended.items() if name in there}
         bad: dict[str, str] = {}
         found = read_jobs(self._directory, bad.__setitem__, self._ended)
         for name in bad:

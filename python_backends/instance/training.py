@@ -84,6 +84,7 @@ class Training(SpareWork):
         self._slack_s = self._until_s = 0.0  # of the latest `work`, and when it ends
         self._report = TrainingLoad()  # without the jobs
         self._num_jobs: tuple[int, ...] = ()  # by JOB_STATUSES
+        self._has_reported_jobs = False
 
     @property
     def has_work(self) -> bool:
@@ -144,7 +145,8 @@ class Training(SpareWork):
         """With what was trained since the last report."""
         report = self._report.changed(jobs=self._num_jobs)
         self._report = TrainingLoad(loss=report.loss)
-        return load.changed(training=report) if any(report.jobs) else load
+        had_jobs, self._has_reported_jobs = self._has_reported_jobs, any(report.jobs)
+        return load.changed(training=report) if had_jobs or self._has_reported_jobs else load
 
     def close(self) -> None:
         """Writes a saved state of every job after its last step, for the next instance."""

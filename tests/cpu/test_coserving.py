@@ -366,6 +366,18 @@ def test_steps_that_end_while_jobs_are_counted_are_reported_all() -> None:
     assert (report.tokens, report.steps, report.jobs) == (num_steps, num_steps, (1, 0, 0, 0, 0))
 
 
+def test_that_there_are_no_jobs_any_more_is_reported_once() -> None:
+    parts: Any = None
+    training = Training(parts, parts, parts)
+    training.count_jobs((0, 0, 1, 0, 0))
+    assert training.report(Load()).training is not None
+    training.count_jobs((0,) * 5)
+    report = training.report(Load()).training
+    assert report is not None
+    assert report.jobs == (0,) * 5
+    assert training.report(Load()).training is None
+
+
 def test_a_bad_job_fails_alone(one: TinyModel, tmp_path: Path) -> None:
     bad, good = new_job(tmp_path, steps=5), new_job(tmp_path, steps=5)
     bad.change(gapless=bad.options | {"targets": ["w_proj"]})

@@ -128,6 +128,23 @@ def test_a_job_that_can_not_be_read_leaves_the_others_and_is_named_once(
     assert [job.id for job in jobs.all_jobs(tmp_path)] == sorted([good.id, "ftjob-a"], reverse=True)
 
 
+def test_a_job_that_is_deleted_is_counted_no_more(tmp_path: Path) -> None:
+    """One that has not ended, or that another process has, is not deleted."""
+    job, training = new_job(tmp_path), Taking()
+    with pytest.raises(JobError, match=r"it has not ended \(queued\): `cancel` ends it"):
+        job.delete()
+    job.end("succeeded", "succeeded")
+    watch: Any = JobWatch(tmp_path, training, "", lambda: None)  # type: ignore[arg-type]
+    watch.look()
+    assert training.counts == (0, 0, 1, 0, 0)
+    with Job(job.directory).locked(), pytest.raises(JobError, match="another process trains it"):
+        job.delete()
+    job.delete()
+    watch.look()
+    assert training.counts == (0, 0, 0, 0, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_line_that_a_full_disk_cuts_off_swallows_no_other(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     append_line(path, {"message": "started"})

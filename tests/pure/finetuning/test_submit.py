@@ -129,6 +129,24 @@ def test_a_job_that_was_cancelled_elsewhere_has_not_succeeded(
     assert capsys.readouterr().err.endswith(f"{job.id} was cancelled\n")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_job_that_is_deleted_says_what_stays(
+    as_json: bool, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["finetuning", "delete", job.id, *(["--json"] if as_json else [])]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 1
+    assert "it has not ended (queued)" in capsys.readouterr().err
+    job.end("succeeded", "succeeded", gapless={**job.options, "adapter": "law@3"})
+    assert main() == 0
+    said = capsys.readouterr().out
+    if as_json:
+        assert json.loads(said) == {"id": job.id, "object": "fine_tuning.job", "deleted": True}
+    else:
+        assert said.splitlines()[-1] == "what was published of it stays in adapters.directory: law@3"
+    assert not job.directory.exists()
+
+
 def test_an_export_in_json_names_directory_and_step(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
