@@ -103,7 +103,7 @@ RANGES = {  # of Adam's parameters, both ends taken
     "learning_rate": (0.0, 1.0),
     "beta1": (0.0, 1 - 1e-9),
     "beta2": (0.0, 1 - 1e-9),
-    "eps": (0.0, 1.0),
+    "eps": (1e-30, 1.0),  # with 0 a weight without a gradient becomes 0 / 0
     "weight_decay": (0.0, 1e6),
     "grad_clip_norm": (0.0, 1e30),
 }

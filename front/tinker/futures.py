@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -16,18 +17,21 @@ from front.tinker.bodies import state_path
 from front.tinker.data import output_of
 from front.tinker.sessions import Sampler, Session, Sessions
 from front.tinker.training import FailedError, Trained
+from python_backends.finetuning import ask_files
 from python_backends.nouns import asks
 
 HOLD_S = 30.0  # an ask for what is not there; clients ask again after 45 s
 LOOK_EVERY_S, CHECK_EVERY_S = 0.01, 1.0
+SERVED_S = 30.0  # within which instances take an adapter, or never
 T = TypeVar("T")
 PROTOBUF = "application/x-protobuf"
 
 
 class Futures:
-    def __init__(self, sessions: Sessions, model: Model) -> None:
+    def __init__(self, sessions: Sessions, model: Model, adapters: Path | None) -> None:
         self._sessions = sessions
         self._model = model
+        self._adapters = adapters
 
     async def retrieve(self, request_id: str) -> Response:
         """Raises ProblemError."""
@@ -69,8 +73,9 @@ class Futures:
     async def _saved(
         self, session: Session, model: Trained, number: int, adapter: str, until_s: float
     ) -> dict[str, Any]:
-        """When it can be asked for."""
-        await _until(lambda: self._is_served(adapter) or None, partial(model.check, number), until_s)
+        """When it can be asked for. Raises FailedError and TimeoutError."""
+        check = partial(self._check_served, model, number, adapter)
+        await _until(lambda: self._is_served(adapter) or None, check, until_s)
         ask = model.saves[number]
         kind = {"type": "save_weights_for_sampler"}
         path = f"tinker://{model.id}/sampler_weights/{adapter}"
@@ -78,6 +83,15 @@ class Futures:
             return {**kind, "path": path}
         name = session.add_sampler(ask.sampling_session_seq_id, Sampler(adapter, path))
         return {**kind, "sampling_session_id": name}
+
+    def _check_served(self, model: Trained, number: int, adapter: str) -> None:
+        """Raises FailedError if the adapter will not be served, and OSError."""
+        model.check(number)
+        name, _, version = adapter.partition("@")
+        if self._adapters is not None and not (self._adapters / name / version).is_dir():
+            raise FailedError(f"{adapter}: it was removed before it could be asked for", True)
+        if ask_files.answered_s(model.job.directory, number) > SERVED_S:
+            raise FailedError(f"{adapter}: the instance did not take it; its log says why", False)
 
     def _is_served(self, adapter: str) -> bool:
         return any(adapter == each.full_name for each in self._model.adapters)

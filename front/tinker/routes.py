@@ -44,7 +44,7 @@ class TinkerRoutes:
     def __init__(self, settings: Settings, model: Model, client: AsyncClient, bodies: Bodies) -> None:
         self._settings, self._model, self._client, self._bodies = settings, model, client, bodies
         self.sessions = Sessions(settings.adapters_directory)
-        self._futures = Futures(self.sessions, model)
+        self._futures = Futures(self.sessions, model, settings.adapters_directory)
         self._gate = asyncio.Semaphore(MOST_AT_ONCE)
         posts = {
             "client/config": self._said(CONFIG),

@@ -66,6 +66,14 @@ def waited_s(job: Path, number: int) -> float:
         return 0.0
 
 
+def answered_s(job: Path, number: int) -> float:
+    """Since the ask was answered, in seconds; 0: there is no answer. Raises OSError."""
+    try:
+        return time.time() - answer_path(job, number).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def write_answer(job: Path, number: int, answer: asks.Answer) -> None:
     """Removes the ask, and an answer that is too old. Raises OSError."""
     write_private(answer_path(job, number), asks.written(answer))

@@ -109,6 +109,9 @@ def test_what_is_refused_names_the_field_and_keeps_nothing_waiting(opened: Led) 
     wrong = {"adam_params": body("optim_step")["adam_params"] | {"beta2": 1.0}}
     message = said(opened.asked("optim_step", 3, **wrong), 400)["error"]["message"]
     assert message == "adam_params.beta2 = 1: must be between 0 and 1"
+    wrong = {"adam_params": body("optim_step")["adam_params"] | {"eps": 0.0}}
+    message = said(opened.asked("optim_step", 3, **wrong), 400)["error"]["message"]
+    assert message == "adam_params.eps = 0: must be between 1e-30 and 1"
     message = said(opened.asked("save_weights_for_sampler", 4, path="a/b"), 400)["error"]["message"]
     assert message.startswith("path = 'a/b': must be 1 to 128 letters")
     assert "must be between 1 and" in said(opened.asked("optim_step", 0), 400)["error"]["message"]
@@ -220,12 +223,13 @@ def test_a_request_that_is_sent_twice_is_one(opened: Led) -> None:
 
 
 def test_saved_weights_are_there_when_they_can_be_asked_for(
-    opened: Led, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+    opened: Led, ensemble: Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[AdapterVersion] = []
     monkeypatch.setattr(Model, "adapters", property(lambda self: tuple(listed)))
     unnamed = said(opened.asked("save_weights_for_sampler", 1))["request_id"]
     adapter = f"{opened.job.id}@1"
+    (tmp_path / "adapters" / opened.job.id / "1").mkdir(parents=True)
     opened.answered(1, asks.Published(adapter))
     assert opened.retrieve(unnamed).status_code == 408
     listed.append(AdapterVersion(opened.job.id, "1", "digest"))
@@ -240,6 +244,26 @@ def test_saved_weights_are_there_when_they_can_be_asked_for(
     assert path == f"tinker://{opened.model}/sampler_weights/law@3"
     other = opened.sampler(model_path=path)
     assert said(opened.asks.get(f"samplers/{other}"))["model_path"] == path
+
+
+def test_saved_weights_that_will_not_be_served_say_so(
+    opened: Led, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK asks again after each 408, without end."""
+    law = tmp_path / "adapters/law"
+    requests = []
+    for number in (1, 2):
+        requests.append(said(opened.asked("save_weights_for_sampler", number, path="law"))["request_id"])
+        (law / str(number)).mkdir(parents=True)
+        opened.answered(number, asks.Published(f"law@{number}"))
+        assert opened.retrieve(requests[-1]).status_code == 408
+    (law / "1").rmdir()
+    (law / "1").touch()
+    removed = "law@1: it was removed before it could be asked for"
+    assert said(opened.retrieve(requests[0])) == {"error": removed, "category": "user"}
+    monkeypatch.setattr(futures, "SERVED_S", 0.0)
+    not_taken = "law@2: the instance did not take it; its log says why"
+    assert said(opened.retrieve(requests[1])) == {"error": not_taken, "category": "server"}
 
 
 def test_a_state_is_saved_and_loaded_by_its_path(opened: Led) -> None:
