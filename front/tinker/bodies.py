@@ -8,12 +8,13 @@ from typing import Any
 from msgspec import Struct, field
 
 from front.errors import ProblemError, refused
-from python_backends.engine.adapter_directory import NAME
+from python_backends.engine.adapter_directory import NAME, NUMBER
 from python_backends.finetuning.job_fields import LIMITS
 from python_backends.nouns import asks
 
 UNSUPPORTED = "unsupported_value"
 STATE = re.compile(rf"tinker://(ftjob-[0-9a-f]+)/weights/({NAME.pattern})")
+WEIGHTS = re.compile(rf"tinker://[^/]+/sampler_weights/({NAME.pattern}@{NUMBER.pattern})")
 
 
 class SessionAsk(Struct):
@@ -128,6 +129,16 @@ def place_of(path: str) -> tuple[str, str]:
     if found is None:
         raise refused("path", f" = {path[:80]!r}: must be one that save_state has given")
     return found[1], found[2]
+
+
+def adapter_of(path: str) -> str:
+    """The adapter of saved weights. Raises ProblemError."""
+    found = WEIGHTS.fullmatch(path)
+    if found is None:
+        said = f" = {path[:80]!r}: must be one that save_weights_for_sampler has given"
+        is_state = "; what save_state has saved can't be sampled from" if "/weights/" in path else ""
+        raise refused("model_path", said + is_state)
+    return found[1]
 
 
 def state_path(job: str, name: str) -> str:

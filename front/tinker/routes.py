@@ -205,7 +205,7 @@ class TinkerRoutes:
     async def _create_sampler(self, request: Request) -> Response:
         ask = await self._read(request, asked.SamplerAsk)
         session = self.sessions.find(ask.session_id)
-        wanted = ask.model_path.rpartition("/")[2] if ask.model_path is not None else ask.base_model
+        wanted = asked.adapter_of(ask.model_path) if ask.model_path is not None else ask.base_model
         adapter = self._model.adapter(wanted)
         name = session.add_sampler(ask.sampling_session_seq_id, Sampler(adapter, ask.model_path))
         return json_response({"type": "create_sampling_session", "sampling_session_id": name})

@@ -246,6 +246,31 @@ def test_saved_weights_are_there_when_they_can_be_asked_for(
     assert said(opened.asks.get(f"samplers/{other}"))["model_path"] == path
 
 
+def test_a_path_that_is_no_saved_weights_is_not_sampled_from(
+    opened: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters of the same name are there, and the model itself."""
+    listed = tuple(AdapterVersion("law", number, "digest") for number in ("1", "2"))
+    monkeypatch.setattr(Model, "adapters", property(lambda self: listed))
+    state = f"tinker://{opened.job.id}/weights/law"
+    for path, says in (
+        (state, "given; what save_state has saved can't be sampled from"),
+        (
+            f"tinker://{opened.model}/sampler_weights/law",
+            "must be one that save_weights_for_sampler has given",
+        ),
+        (f"tinker://{opened.model}/sampler_weights/{BUNDLED.name}", "must be one that"),
+        ("law@1", "must be one that"),
+    ):
+        made = body("create_sampling_session", session_id=opened.session, model_path=path)
+        message = said(opened.asks.post("create_sampling_session", json=made), 400)["error"]["message"]
+        assert message.startswith(
+            f"model_path = {path!r}: must be one that save_weights_for_sampler has given"
+        )
+        assert says in message
+    opened.sampler(model_path=f"tinker://{opened.model}/sampler_weights/law@1")
+
+
 def test_saved_weights_that_will_not_be_served_say_so(
     opened: Led, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
