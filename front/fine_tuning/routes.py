@@ -23,6 +23,7 @@ from front.fine_tuning.shown import checkpoints, shown
 from front.fine_tuning.submit import Submitting, check_trains
 from front.model import Model
 from front.pages import page_of
+from front.responses import Whole
 from python_backends.finetuning import jobs
 from python_backends.settings import Settings
 
@@ -54,8 +55,12 @@ class FineTuningRoutes:
         check_trains(self._settings)
         options = words_of(ask, self._model.adapter(ask.model))
         file = await asyncio.to_thread(self._files.find, ask.training_file, "training_file")
-        fields = await self._submitting.submit(self._files.path(file.id), options)
-        return json_response(await asyncio.to_thread(self._shown, self._find(fields["id"])))
+        return Whole(self._made(self._files.path(file.id), options))
+
+    async def _made(self, training_file: Path, options: list[str]) -> dict[str, Any]:
+        """A new job. None is made if the client leaves before. Raises ProblemError."""
+        fields = await self._submitting.submit(training_file, options)
+        return await asyncio.to_thread(lambda: self._shown(self._find(fields["id"])))
 
     async def _list(self, request: Request) -> Response:
         def found() -> list[dict[str, Any]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from python_backends.finetuning import jobs, saved_states
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.saved_states import Place
+from python_backends.settings import Settings
 from tests.pure.front.conftest import BUNDLED
 from tests.support.ensemble import Front
 
@@ -112,6 +116,51 @@ def test_what_no_job_can_have_is_refused(trains: openai.OpenAI, fields: dict[str
         trains.fine_tuning.jobs.create(**asked)
     assert error.value.status_code in (400, 404)
     assert said in error.value.message
+
+
+def test_a_client_that_leaves_leaves_no_job(trains: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may send the same again."""
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def slow(*_: object) -> dict[str, Any]:
+        has_begun.set()
+        try:
+            await asyncio.sleep(300)
+        finally:
+            has_ended.set()
+        return {}
+
+    file = uploaded(trains, LINE)
+    monkeypatch.setattr(submit.Submitting, "submit", slow)
+    with pytest.raises(openai.APITimeoutError):
+        trains.with_options(timeout=1).fine_tuning.jobs.create(model=NAME, training_file=file)
+    assert has_begun.is_set()
+    assert has_ended.wait(30)
+
+
+def test_a_process_that_makes_a_job_ends_when_nobody_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose turn has not come makes none."""
+    made = list[asyncio.subprocess.Process]()
+    begin = asyncio.create_subprocess_exec
+
+    async def begun(*_: object, **named: Any) -> asyncio.subprocess.Process:
+        made.append(await begin("sleep", "300", stdout=named["stdout"], stderr=named["stderr"]))
+        return made[-1]
+
+    async def left() -> None:
+        submitting = submit.Submitting(Settings())
+        tasks = [asyncio.create_task(submitting.submit(tmp_path / "train.jsonl", [])) for _ in range(2)]
+        while not made:
+            await asyncio.sleep(0.01)
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begun)
+    asyncio.run(left())
+    assert [process.returncode for process in made] == [-signal.SIGKILL]
 
 
 def test_a_value_that_the_command_line_refuses_has_the_name_of_the_field(trains: openai.OpenAI) -> None:
