@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +17,7 @@ from python_backends.linux.files import locked_file, write_private
 MOST = 1000
 HELD_OUT_SHARE = 4  # one in so many is held out
 ID = re.compile(r"correction-[0-9a-f]{24}")
+S = TypeVar("S", bound=Struct)
 
 
 class Correction(Struct, kw_only=True):
@@ -29,9 +30,17 @@ class Correction(Struct, kw_only=True):
     example: dict[str, Any]
 
 
+class Learned(Struct):
+    """The latest job of corrections has all that were made before `before`, in seconds of Unix."""
+
+    job: str
+    before: int
+
+
 class Corrections:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._learned = directory / "learned.json"
 
     def add(self, prompt: Any, example: dict[str, Any]) -> Correction:
         """`prompt`: of the example. An earlier correction of the same one is replaced, and stays held out if
@@ -50,7 +59,9 @@ class Corrections:
 
     def all(self) -> list[Correction]:
         """The newest first."""
-        found = [each for path in self.directory.glob("correction-*.json") if (each := _read(path))]
+        found = [
+            each for path in self.directory.glob("correction-*.json") if (each := _read(path, Correction))
+        ]
         return sorted(found, key=lambda each: (each.created_at, each.id), reverse=True)
 
     def delete(self, name: str) -> None:
@@ -62,6 +73,14 @@ class Corrections:
             pass
         raise ProblemError(404, f"{name[:64]!r}: there is no such correction", "not_found")
 
+    def learned(self) -> Learned | None:
+        """None: there was no job yet, or what was noted of it can't be read."""
+        return _read(self._learned, Learned)
+
+    def note(self, learned: Learned) -> None:
+        """Raises OSError."""
+        write_private(self._learned, msgspec.json.encode(learned))
+
     def lock(self) -> BinaryIO | None:
         """Of the process that learns them. None: another one has it, or there is no correction."""
         return locked_file(self.directory / "lock") if self.directory.is_dir() else None
@@ -70,9 +89,9 @@ class Corrections:
         return self.directory / f"{name}.json"
 
 
-def _read(path: Path) -> Correction | None:
+def _read(path: Path, kind: type[S]) -> S | None:
     """None: it can't be read, or is gone."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Correction)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None

@@ -6,21 +6,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import msgspec
 
-from front.corrections.store import Correction, Corrections
+from front.corrections.store import Correction, Corrections, Learned
 from front.fine_tuning.submit import Submitting
 from front.model import Model
-from python_backends.finetuning.jobs import ENDED, jobs_directory, read_jobs
+from python_backends.finetuning.jobs import ENDED, Job, JobError, jobs_directory
 from python_backends.linux.files import write_private
 from python_backends.settings import Settings
 
 log = logging.getLogger("gapless.front")
 
 ADAPTER = "corrected"
-LEARNED, HELD_OUT = "corrections.jsonl", "held_out.jsonl"  # the first tells which jobs are of corrections
+LEARNED, HELD_OUT = "corrections.jsonl", "held_out.jsonl"
 TRAINING = ("--epochs=8", "--learning-rate=1e-3")  # few examples, of which each is to be learned
 LOOK_EVERY_S = 5.0
 AGAIN_S = 300.0  # after no job could be made
@@ -50,25 +51,30 @@ class CorrectionWork:
         if (lock := self._corrections.lock()) is None:
             return
         with lock:
-            found = await asyncio.to_thread(self._due)
+            before = int(time.time()) - 1  # what is written now may have the second before
+            found = await asyncio.to_thread(self._due, before)
             if found:
-                await self._submit(found)
+                self._corrections.note(Learned(await self._submit(found), before))
 
-    def _due(self) -> list[Correction]:
-        """All of them if a job is to be made now, else none."""
-        found = new = self._corrections.all()
+    def _due(self, before: int) -> list[Correction]:
+        """If a job is to be made now, all that were made before the second `before`, else none."""
+        found = new = [each for each in self._corrections.all() if each.created_at < before]
         if len(found) < self._settings.front.corrections or len({each.held_out for each in found}) < 2:
             return []
-        all_jobs = read_jobs(jobs_directory(self._settings), lambda job_id, message: None)
-        ours = [job for job in all_jobs if job.fields.get("training_file") == LEARNED]
-        if ours:
-            last = max(ours, key=lambda job: job.order)
-            since = last.fields["created_at"]
-            new = [each for each in found if each.created_at > since] if last.status in ENDED else []
-        return found if len(new) >= self._settings.front.corrections else []
+        if (last := self._corrections.learned()) is not None:
+            new = [each for each in found if each.created_at >= last.before]
+        is_due = len(new) >= self._settings.front.corrections
+        return found if is_due and (last is None or self._has_ended(last.job)) else []
 
-    async def _submit(self, found: list[Correction]) -> None:
-        """Raises ProblemError and OSError."""
+    def _has_ended(self, name: str) -> bool:
+        """Also a job that was deleted, or can't be read."""
+        try:
+            return Job(jobs_directory(self._settings) / name).status in ENDED
+        except JobError:
+            return True
+
+    async def _submit(self, found: list[Correction]) -> str:
+        """Returns the new job's id. Raises ProblemError and OSError."""
         learned, held_out = (self._corrections.directory / name for name in (LEARNED, HELD_OUT))
         try:
             _write(learned, [each for each in found if not each.held_out])
@@ -80,7 +86,9 @@ class CorrectionWork:
         finally:
             learned.unlink(missing_ok=True)
             held_out.unlink(missing_ok=True)
-        log.info("%s: %d corrections for the adapter %s", fields["id"], len(found), ADAPTER)
+        job: str = fields["id"]
+        log.info("%s: %d corrections for the adapter %s", job, len(found), ADAPTER)
+        return job
 
 
 def _write(path: Path, corrections: list[Correction]) -> None:

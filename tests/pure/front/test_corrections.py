@@ -6,7 +6,7 @@ import asyncio
 import json
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +161,7 @@ class Submitting:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.asked: list[tuple[list[str], list[str], list[str]]] = []  # learned, held out, options
+        self.meanwhile: Callable[[], None] = lambda: None  # while it makes a job
 
     async def submit(self, file: Path, options: list[str]) -> dict[str, Any]:
         (held_out,) = [Path(each[11:]) for each in options if each.startswith("--held-out=")]
@@ -170,6 +171,7 @@ class Submitting:
         )
         assert {stat.S_IMODE(path.stat().st_mode) for path in (file, held_out)} == {0o600}
         self.asked.append((learned, measured, [each for each in options if "held-out" not in each]))
+        self.meanwhile()
         fields = {
             "model": BUNDLED.name,
             "training_file": file.name,
@@ -184,20 +186,72 @@ class Submitting:
         return jobs.create(self._directory, [example], fields).fields
 
 
+class Looking:
+    """CorrectionWork that makes a job of four corrections, with a clock that the tests move."""
+
+    def __init__(self, directory: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        model = ModelSettings(directory=str(BUNDLED))
+        settings = Settings(model=model, front=FrontSettings(corrections=4), **sections)
+        self.corrections, self.jobs = Corrections(directory), jobs.jobs_directory(settings)
+        self.submitting, self.model = Submitting(self.jobs), SimpleNamespace(adapters=())
+        self._work: Any = CorrectionWork(settings, self.model, self.corrections, self.submitting)  # type: ignore[arg-type]
+        self.now_s = 1e9
+        for module in (store, work):
+            monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now_s))
+
+    def add(self, *prompts: str) -> None:
+        for prompt in prompts:
+            self.corrections.add(prompt, {"prompt": prompt, "completion": "x"})
+
+    def look(self) -> None:
+        """A while later."""
+        self.now_s += 5.0
+        asyncio.run(self._work._look())
+
+
+@pytest.fixture
+def looking(tmp_path: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Looking:
+    return Looking(tmp_path / "corrections", sections, monkeypatch)
+
+
+def test_those_that_come_while_a_job_is_made_count_for_the_next_one(looking: Looking) -> None:
+    """Also those of the second in which it looks, and also if the job is deleted."""
+    looking.add("a", "b", "c", "d")
+    looking.now_s += 4.6  # a look is at the end of 5 s
+    looking.add("e")
+    looking.now_s -= 4.6
+
+    def meanwhile() -> None:
+        looking.add("f", "g", "h")
+        looking.now_s += 60.0
+
+    looking.submitting.meanwhile = meanwhile
+    looking.look()
+    learned, held_out, _ = looking.submitting.asked.pop()
+    assert sorted([*learned, *held_out]) == ["a", "b", "c", "d"]
+    (job,) = jobs.all_jobs(looking.jobs)
+    looking.look()
+    assert looking.submitting.asked == [], "the one before has not ended"
+    job.end("failed", "failed")
+    job.delete()
+    looking.look()
+    learned, held_out, _ = looking.submitting.asked.pop()
+    assert sorted([*learned, *held_out]) == ["a", "b", "c", "d", "e", "f", "g", "h"]
+    for newest in jobs.all_jobs(looking.jobs):
+        newest.end("succeeded", "succeeded")
+        newest.delete()
+    looking.look()
+    assert looking.submitting.asked == [], "f, g and h alone are later than the look"
+
+
 def test_enough_new_ones_become_a_job_that_goes_on_from_the_adapter_before(
-    tmp_path: Path, sections: dict[str, Any]
+    looking: Looking, tmp_path: Path
 ) -> None:
-    settings = Settings(
-        model=ModelSettings(directory=str(BUNDLED)), front=FrontSettings(corrections=4), **sections
-    )
-    corrections, directory = Corrections(tmp_path / "corrections"), jobs.jobs_directory(settings)
-    submitting, model = Submitting(directory), SimpleNamespace(adapters=())
-    looks: Any = CorrectionWork(settings, model, corrections, submitting)  # type: ignore[arg-type]
+    corrections, submitting = looking.corrections, looking.submitting
 
     def add(*prompts: str) -> None:
-        for prompt in prompts:
-            corrections.add(prompt, {"prompt": prompt, "completion": "x"})
-        asyncio.run(looks._look())
+        looking.add(*prompts)
+        looking.look()
 
     add("a", "b", "c")
     assert submitting.asked == []
@@ -206,18 +260,14 @@ def test_enough_new_ones_become_a_job_that_goes_on_from_the_adapter_before(
     assert (sorted(learned), held_out) == (["a", "c", "d"], ["b"])
     assert options == ["--epochs=8", "--learning-rate=1e-3", "--name=corrected"]
     assert list((tmp_path / "corrections").glob("*.jsonl")) == [], "the texts are in one place"
-    (job,) = jobs.all_jobs(directory)
-    job.change(created_at=job.fields["created_at"] - 10)  # so that later ones are later
-    for path in (tmp_path / "corrections").glob("*.json"):
-        kept = json.loads(path.read_text())
-        path.write_text(json.dumps({**kept, "created_at": kept["created_at"] - 20}))
+    (job,) = jobs.all_jobs(looking.jobs)
     add("e", "f", "g", "h")
     assert submitting.asked == [], "the one before has not ended"
     job.end("succeeded", "succeeded")
     corrections.delete(corrections.add("h", {"prompt": "h", "completion": "x"}).id)
     add()
     assert submitting.asked == [], "three are new"
-    model.adapters = (SimpleNamespace(name="corrected"),)
+    looking.model.adapters = (SimpleNamespace(name="corrected"),)
     add("h")
     learned, held_out, options = submitting.asked.pop()
     assert (sorted(learned), sorted(held_out)) == (["a", "c", "d", "e", "g", "h"], ["b", "f"])
