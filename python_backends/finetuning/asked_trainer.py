@@ -41,10 +41,10 @@ class AskedTrainer(TrainerInPieces):
         self._watch, self._files = watch, AskedFiles(job, files)
         self._ask: asks.Ask = asks.Nothing()
         self._has_gradients = False
-        self._all_tokens = 0
+        self._all_tokens = 0  # of all steps
         self._num_moments = 0  # steps that the optimiser's moments know
-        self._tokens = 0  # since the last step
-        self._loss = 0.0  # of the latest mini-batch, a token
+        self._tokens = 0  # that were learned since the last step
+        self._loss = 0.0  # of these, a sum
         self._then = self._next_ask
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class AskedTrainer(TrainerInPieces):
         self._num_moments = num_moments
         if self._has_gradients:  # of other weights
             self._adapter.clip(math.inf)
-            self._has_gradients = False
+            self._drop()
         return self._answered(asks.Loaded())
 
     def _answered(self, answer: asks.Answer) -> Piece:
@@ -141,9 +141,9 @@ class AskedTrainer(TrainerInPieces):
     def _measured(self) -> Piece:
         assert isinstance(self._ask, asks.Learn)
         batch, lengths = self._batch, self._ask.lengths
-        self._loss = batch.loss / batch.tokens
-        self._tokens += batch.tokens
-        self._all_tokens += batch.tokens
+        if self._ask.learns:
+            self._loss += batch.loss
+            self._tokens += batch.tokens
         return self._answered(asks.Learned(lengths, batch.loss, batch.log_probs.tobytes()))
 
     # --- steps
@@ -158,8 +158,14 @@ class AskedTrainer(TrainerInPieces):
         self._norm = self._adapter.clip(self._ask.max_norm or math.inf)
         if not math.isfinite(self._norm):
             said = f"the gradients have the norm {self._norm}, and were dropped: try a smaller learning rate"
+            self._drop()
             return self._answered(asks.Refused(said))
         return Piece(Kind.UPDATE)
+
+    def _drop(self) -> None:
+        """The gradients since the last step."""
+        self._has_gradients = False
+        self._tokens, self._loss = 0, 0.0
 
     @property
     def _adam(self) -> Adam:
@@ -171,9 +177,12 @@ class AskedTrainer(TrainerInPieces):
         rate = self._adam.learning_rate
         self._step += 1
         self._num_moments += 1
-        (tokens, self._tokens), (wasted, self._wasted_tokens) = (self._tokens, 0), (self._wasted_tokens, 0)
+        tokens, loss = self._tokens, self._loss / self._tokens
+        self._tokens, self._loss = 0, 0.0
+        self._all_tokens += tokens
+        wasted, self._wasted_tokens = self._wasted_tokens, 0
         self._job.add_loss(
-            step=self._step, loss=self._loss, tokens=tokens, learning_rate=rate, grad_norm=self._norm
+            step=self._step, loss=loss, tokens=tokens, learning_rate=rate, grad_norm=self._norm
         )
-        self._watch(Progress(self._step, self._step, self._loss, tokens, wasted))
+        self._watch(Progress(self._step, self._step, loss, tokens, wasted))
         return self._answered(asks.Stepped(self._norm))

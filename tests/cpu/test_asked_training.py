@@ -148,6 +148,33 @@ def test_gradients_are_added_until_a_step(model: TrainedModel, tmp_path: Path) -
     assert whole(learn(data, learns=False)).loss < loss
 
 
+def test_a_step_counts_what_was_learned_for_it(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what was computed forward alone, nor what was dropped; its loss is that of all mini-batches."""
+    data, gradients = examples(6), TrainedModel.gradients
+
+    def overflowing(model: TrainedModel) -> dict[str, torch.Tensor]:
+        return {key: each * float("inf") for key, each in gradients(model).items()}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainedModel, "gradients", overflowing)
+        led(learn(data[:3]))
+    assert "were dropped" in led(ADAM).error
+    loss = 0.0
+    for first in (0, 2, 4):
+        led(learn(data[first : first + 2], learns=False))
+        loss += led(learn(data[first : first + 2])).loss
+    led(ADAM)
+    (progress,) = led.seen
+    (line,) = led.job.losses
+    count = sum(len(example.ids) for example in data)
+    assert (progress.tokens, line["tokens"]) == (count, count)
+    assert progress.loss == line["loss"] == pytest.approx(loss / count)
+    led.job.cancel()
+    while led.trainer.piece.kind != "end":
+        led.trainer.do(7)
+    assert Job(led.job.directory).fields["trained_tokens"] == count
+
+
 def test_each_label_has_its_log_probability(led: Led) -> None:
     """Before and after a step, with a backward pass and without; the loss is their weighted sum."""
     data = examples(5)
