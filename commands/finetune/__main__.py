@@ -33,6 +33,7 @@ from commands.model import located
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.export import export
+from python_backends.finetuning.job_fields import LEARNING_RATE
 from python_backends.finetuning.publish import NOT_SERVED
 from python_backends.finetuning.watchers import refusals, watchers
 from python_backends.launcher.address import asked_at
@@ -269,7 +270,8 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, default=1, help="passes over the data (%(default)s)")
     add("--steps", type=int, help="optimiser steps, in place of --epochs")
     add("--batch-size", type=int, default=4, help="examples an optimiser step (%(default)s)")
-    add("--learning-rate", type=float, default=2e-4, help="constant (%(default)s); small models take more")
+    told = "constant (%(default)s); small models take more"
+    add("--learning-rate", type=float, default=LEARNING_RATE, help=told)
     add("--seed", type=int, default=0, help="of the first weights and the order of examples (%(default)s)")
 
 

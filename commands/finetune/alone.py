@@ -15,10 +15,10 @@ from typing import Any
 from commands.finetune.beginning import beginning, name_of
 from commands.finetune.progress import Bar, plot
 from python_backends.checkpoint import model_names
-from python_backends.engine.adapter_directory import NAME
+from python_backends.engine.adapter_directory import wrong_name
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import DatasetError, Example, read_examples
-from python_backends.finetuning.job_fields import LIMITS, MOST_STEPS
+from python_backends.finetuning.job_fields import LEARNING_RATE, LIMITS, MOST_STEPS
 from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.trainer import Files, Trainer
@@ -26,8 +26,6 @@ from python_backends.linux.process_group import obeyed
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
-
-LEAST_RATE_UNIT = 2e-4  # OpenAI's learning_rate_multiplier multiplies this
 
 
 def read_data(settings: Settings, path: Path) -> list[Example]:
@@ -57,7 +55,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
         "hyperparameters": {
             "n_epochs": asked.epochs,
             "batch_size": asked.batch_size,
-            "learning_rate_multiplier": asked.learning_rate / LEAST_RATE_UNIT,
+            "learning_rate_multiplier": asked.learning_rate / LEARNING_RATE,
         },
         "seed": asked.seed,
         "gapless": {
@@ -83,8 +81,8 @@ def _check_options(settings: Settings, asked: argparse.Namespace, name: str) -> 
             raise ValueError(f"{given}: must be between {least:g} and {most:g}")
     if not 0 < asked.learning_rate <= 1:
         raise ValueError(f"--learning-rate {asked.learning_rate:g}: must be above 0 and at most 1")
-    if not NAME.fullmatch(name):
-        raise ValueError(f"--name {name!r}: at most 128 letters, digits and . _ : -, the first no sign")
+    if wrong := wrong_name(name):
+        raise ValueError(f"--name {wrong}")
     if asked.steps is not None and not 1 <= asked.steps <= MOST_STEPS:
         raise ValueError(f"--steps {asked.steps}: must be at least 1 and at most {MOST_STEPS}")
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from front.errors import refused
-from python_backends.engine.adapter_directory import NAME
+from python_backends.engine.adapter_directory import wrong_name
+from python_backends.finetuning.job_fields import LEARNING_RATE
 
 Auto = Literal["auto"]
 
@@ -61,7 +62,6 @@ FIELDS = {  # what the command line names in an error
     "seed": "seed",
     "from": "model",
 }
-RATE_UNIT = 2e-4  # what learning_rate_multiplier multiplies
 
 
 def words_of(ask: JobAsk, adapter: str) -> list[str]:
@@ -78,9 +78,8 @@ def words_of(ask: JobAsk, adapter: str) -> list[str]:
 
 
 def _check(ask: JobAsk) -> None:
-    if ask.suffix is not None and not NAME.fullmatch(ask.suffix):
-        said = ": must be 1 to 128 letters, digits and . _ : -, the first no sign"
-        raise refused("suffix", f" = {ask.suffix[:40]!r}{said}")
+    if ask.suffix is not None and (wrong := wrong_name(ask.suffix)):
+        raise refused("suffix", f" = {wrong}")
     if ask.method is not None and ask.method.type != "supervised":
         raise refused("method.type", f" = {ask.method.type[:40]!r}: must be supervised", "unsupported_value")
     if ask.validation_file is not None:
@@ -101,4 +100,4 @@ def _hyperparameters(ask: JobAsk) -> Iterator[tuple[str, Any]]:
     if multiplier is not None and multiplier != "auto":
         if given.learning_rate is not None:
             raise refused("learning_rate_multiplier", ": leave it out, or learning_rate")
-        yield "learning_rate", multiplier * RATE_UNIT
+        yield "learning_rate", multiplier * LEARNING_RATE

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from front.errors import ProblemError, refused
-from python_backends.engine.adapter_directory import NAME, NUMBER
+from python_backends.engine.adapter_directory import NAME, NUMBER, wrong_name
 from python_backends.finetuning.job_fields import LIMITS
 from python_backends.nouns import asks
 
@@ -112,9 +112,8 @@ RANGES = {  # of Adam's parameters, both ends taken
 
 def check_name(name: str) -> None:
     """Of what is saved. Raises ProblemError."""
-    if not NAME.fullmatch(name):
-        said = f" = {name[:40]!r}: must be 1 to 128 letters, digits and . _ : -, the first no sign"
-        raise refused("path", said)
+    if wrong := wrong_name(name):
+        raise refused("path", f" = {wrong}")
 
 
 def check_stays(ttl_seconds: int | None) -> None:

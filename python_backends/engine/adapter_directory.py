@@ -14,6 +14,12 @@ MAX_RANK = 256  # of an adapter: those of PEFT's users have 4 to 128
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 
+def wrong_name(name: str) -> str:
+    """The name of an adapter, and what it must be; empty: it may be one."""
+    said = "must be 1 to 128 letters, digits and . _ : -, the first no sign"
+    return "" if NAME.fullmatch(name) else f"{name[:40]!r}: {said}"
+
+
 def numbered(directory: Path) -> list[Path]:
     """The versions of an adapter, the oldest first."""
     try:

@@ -18,6 +18,7 @@ LIMITS = {
     "seed": (0, 2**63 - 1),
 }
 MOST_STEPS = 2**53
+LEARNING_RATE = 2e-4  # where nothing is asked for; OpenAI's learning_rate_multiplier multiplies it
 MAX_JOB_BYTES = 1 << 20  # of job.json
 
 

@@ -51,7 +51,7 @@ def test_an_adapter_to_go_on_from_has_a_number_behind_its_sign(tmp_path: Path) -
         (["--seed", "-1"], "--seed -1: must be between 0 and"),
         (["--seed", str(2**63)], f"--seed {2**63}: must be between 0 and"),
         (["--learning-rate", "2"], "--learning-rate 2: must be above 0 and at most 1"),
-        (["--name", "../x"], "--name '../x': at most 128 letters"),
+        (["--name", "../x"], "--name '../x': must be 1 to 128 letters"),
         (["--steps", "0"], "--steps 0: must be at least 1"),
         (["--targets", "q_proj,nothing"], "--targets nothing: must be among"),
         (["--from", "law"], "--from law: neither a directory with adapter_config.json nor an adapter in"),
