@@ -34,8 +34,8 @@ def is_lost(error: GaplessError) -> bool:
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long an answer waits for the server. `is_up` says whether Triton and its models answer, as the
-    launcher sees it; `is_ending`, whether the server drains: then it does not come back. `longest_s`: without
-    a token; the launcher itself gives a start up after server.ready_s. `most_new`: requests that wait at the
+    launcher sees it; `is_ending`, whether the server drains: then it does not come back. `longest_s`: since
+    the last token; the launcher itself gives a start up after server.ready_s. `most_new`: requests that wait at the
     same time and that no server has had; those that one had were no more than it takes.
     """
 
@@ -53,14 +53,14 @@ class Attempts:
         self._patience = patience
         self._new = new
         self._num_lost = self._num_failed = 0  # since the last token
+        self._waited_s = 0.0  # for the server, since the last token; not in its queue
         self._was_taken = False  # a server had it
-        self._came_s = time.monotonic()  # when the last token came
 
     def came(self, num_tokens: int) -> None:
         self._was_taken = True
         if num_tokens:
             self._num_lost = self._num_failed = 0
-            self._came_s = time.monotonic()
+            self._waited_s = 0.0
 
     async def wait_after(self, error: GaplessError) -> None:
         """Waits until it makes sense to ask again. Raises `error` if it makes none, and LostError if the
@@ -87,11 +87,13 @@ class Attempts:
 
     async def _wait(self, error: GaplessError, longest_s: float) -> None:
         """Until Triton answers. Raises `error`."""
+        began_s = time.monotonic() - self._waited_s
         await asyncio.sleep(PAUSES.pause_s(self._num_lost))
         while not self._patience.is_up():
-            if self._patience.is_ending() or time.monotonic() - self._came_s > longest_s:
+            if self._patience.is_ending() or time.monotonic() - began_s > longest_s:
                 raise error
             await asyncio.sleep(LOOK_EVERY_S)
+        self._waited_s = time.monotonic() - began_s
 
     def _is_final(self, error: GaplessError) -> bool:
         if isinstance(error, RefusedError) or error.code == "shutting_down" or self._patience.is_ending():

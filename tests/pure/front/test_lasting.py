@@ -221,6 +221,17 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_a_start_may_take(worl
     assert len(ensemble.asked) == 1
 
 
+def test_the_time_in_the_queue_does_not_count_as_waiting_for_the_server(world: World) -> None:
+    async def ask() -> None:
+        asked = Attempts(Patience(world.is_up, lambda: False, 0.5), set())
+        for _ in range(2):
+            await asyncio.sleep(0.6)  # in the queue
+            world.num_looks = 0
+            await asked.wait_after(UnavailableError("Socket closed"))
+
+    asyncio.run(ask())
+
+
 def test_of_requests_that_no_server_has_had_only_some_wait(world: World) -> None:
     """Port 1 takes no connection."""
     world.looks_away, world.longest_s = 10**9, 0.5
