@@ -35,8 +35,8 @@ def is_lost(error: GaplessError) -> bool:
 class Patience:
     """How long an answer waits for the server. `is_up` says whether Triton and its models answer, as the
     launcher sees it; `is_ending`, whether the server drains: then it does not come back. `longest_s`: since
-    the last token; the launcher itself gives a start up after server.ready_s. `most_new`: requests that wait at the
-    same time and that no server has had; those that one had were no more than it takes.
+    the last token; the launcher itself gives a start up after server.ready_s. `most_new`: requests that wait
+    at the same time and that no server has had; those that one had were no more than it takes.
     """
 
     is_up: Callable[[], bool]
@@ -53,20 +53,24 @@ class Attempts:
         self._patience = patience
         self._new = new
         self._num_lost = self._num_failed = 0  # since the last token
+        self._num_full = 0  # since the last token: a server had no place for an answer that has begun
         self._waited_s = 0.0  # for the server, since the last token; not in its queue
-        self._was_taken = False  # a server had it
+        self._was_taken = self._has_begun = False  # a server had it; tokens came
 
     def came(self, num_tokens: int) -> None:
         self._was_taken = True
         if num_tokens:
-            self._num_lost = self._num_failed = 0
+            self._has_begun = True
+            self._num_lost = self._num_failed = self._num_full = 0
             self._waited_s = 0.0
 
     async def wait_after(self, error: GaplessError) -> None:
         """Waits until it makes sense to ask again. Raises `error` if it makes none, and LostError if the
         server was lost too often while it had the request.
         """
-        self._num_lost += 1
+        is_full = self._has_begun and error.code == "queue_full"
+        self._num_full += is_full
+        self._num_lost += not is_full
         self._num_failed += not isinstance(error, UnavailableError)
         if self._is_final(error):
             raise error
@@ -87,8 +91,10 @@ class Attempts:
 
     async def _wait(self, error: GaplessError, longest_s: float) -> None:
         """Until Triton answers. Raises `error`."""
+        if self._waited_s > longest_s:
+            raise error
         began_s = time.monotonic() - self._waited_s
-        await asyncio.sleep(PAUSES.pause_s(self._num_lost))
+        await asyncio.sleep(PAUSES.pause_s(min(self._num_lost + self._num_full, MAX_LOST)))
         while not self._patience.is_up():
             if self._patience.is_ending() or time.monotonic() - began_s > longest_s:
                 raise error

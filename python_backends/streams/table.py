@@ -288,9 +288,10 @@ class StreamTable:
                 f"too many open requests: {len(self._streams)} are open, the limit is {settings.max_open}"
                 " (streams.max_open)"
             )
-        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > settings.max_queued_tokens:
+        num_queued, goes_on = self.num_queued_tokens, bool(request.delivered)  # it was let in before
+        if num_queued and num_queued + num_tokens > settings.max_queued_tokens and not goes_on:
             return (
-                f"too many queued tokens: {self.num_queued_tokens} wait for a slot and this prompt has"
+                f"too many queued tokens: {num_queued} wait for a slot and this prompt has"
                 f" {num_tokens}, the limit is {settings.max_queued_tokens} (streams.max_queued_tokens)"
             )
         return ""

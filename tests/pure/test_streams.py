@@ -131,6 +131,15 @@ def test_prompts_without_a_slot_are_bounded_and_an_instance_death_brings_them_ba
     assert house.accept(5)
 
 
+def test_an_answer_that_goes_on_was_let_in_before() -> None:
+    """Prompts of three tokens."""
+    house = House({"max_queued_tokens": 5})
+    assert house.accept(1)
+    assert not house.accept(2)
+    assert house.accept(3, delivered=(50, 51))
+    assert house.table.num_queued_tokens == 6
+
+
 def test_a_prompt_larger_than_the_whole_bound_is_taken_when_nobody_waits() -> None:
     house = House({"max_queued_tokens": 1})
     assert house.accept(1)

@@ -213,6 +213,20 @@ def test_a_full_queue_is_waited_for_by_an_answer_that_has_begun(world: World) ->
     assert world.pieces(ensemble)[-1].finish_reason == "length"
 
 
+def test_that_full_queue_is_waited_for_as_long_as_a_server(world: World) -> None:
+    async def ask(longest_s: float) -> None:
+        error = UnavailableError("too many open requests")
+        error.code = "queue_full"
+        asked = Attempts(Patience(lambda: True, lambda: False, longest_s), set())
+        asked.came(1)
+        for _ in range(2 * attempts.MAX_LOST):
+            await asked.wait_after(error)
+
+    asyncio.run(ask(60.0))
+    with pytest.raises(UnavailableError, match="too many open requests"):
+        asyncio.run(ask(0.02))
+
+
 def test_a_server_that_stays_away_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
     world.looks_away, world.longest_s = 10**9, 0.3
     ensemble = Mortal()
