@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from front.metrics import FrontMetrics
-from front.queue import Queue, in_words
+from front.queue import Queue
 from front.record import CURRENT, Record
 
 log = logging.getLogger("gapless.requests")
@@ -76,6 +76,6 @@ class Observed:
             headers["retry-after"] = str(await self._queue.retry_after_s())
         is_stream = headers.get("content-type", "").startswith("text/event-stream")
         if is_stream and not record.first_token_s:  # nothing has come, and the stream shows that it lives
-            waits_for = in_words(await self._queue.requests(record.request_id) or [])
+            waits_for = await self._queue.waits_for(record.request_id)
             if waits_for:
                 headers[WAITS_FOR] = waits_for

@@ -40,6 +40,13 @@ class Queue:
         queue_wait_s: float = (await self.status()).get("queue_wait_s", 0.0)
         return min(MOST_S, max(LEAST_S, math.ceil(queue_wait_s)))
 
+    async def waits_for(self, client_id: str) -> str:
+        """Returns as one line what a request waits for; empty if it doesn't wait, or a status does not name
+        it: not one of the first that came. All are answered from one status that is at most KEPT_S old.
+        """
+        named = (await self.status()).get("requests", [])
+        return _in_words([each for each in named if each["id"] == client_id])
+
     async def requests(self, client_id: str) -> list[dict[str, Any]] | None:
         """Returns what is known of the open requests that their client calls so: one for each choice. None if
         there is no scheduler model now.
@@ -55,8 +62,8 @@ class Queue:
         return said
 
 
-def in_words(requests: list[dict[str, Any]]) -> str:
-    """Returns as one line what the first of them that waits does wait for; empty if none waits."""
+def _in_words(requests: list[dict[str, Any]]) -> str:
+    """Of the first of them that waits."""
     for each in requests:
         if each["waits_for"]:
             return f"{each['waits_for']}; place={each['place']}; predicted_tokens={each['predicted_tokens']}"

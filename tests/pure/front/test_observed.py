@@ -135,15 +135,27 @@ def test_a_request_that_waits_says_for_what(
     assert "x-gapless-waits-for" not in sent(front, CHAT, {"messages": MESSAGES, "stream": True})[1]
 
 
+def test_silent_streams_are_answered_from_one_status(
+    front: Front, ensemble: Ensemble, scheduler: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "KEPT_S", 60.0)
+    monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
+    ensemble.pause_s = 0.5
+    for _ in range(2):
+        headers = sent(front, CHAT, {"messages": MESSAGES, "stream": True}, x_request_id="mine")[1]
+        assert headers["x-gapless-waits-for"] == "slot; place=2; predicted_tokens=40"
+    assert [order.client_id for order in scheduler] == [""]
+
+
 def test_a_piece_that_comes_while_the_head_asks_what_the_request_waits_for_is_not_lost(
     front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def requests(asked: queue.Queue, client_id: str) -> list[dict[str, Any]]:
+    async def waits_for(asked: queue.Queue, client_id: str) -> str:
         await asyncio.sleep(0.6)
-        return [WAITS]
+        return "slot; place=2; predicted_tokens=40"
 
     whole = sent(front, CHAT, {"messages": MESSAGES, "stream": True})[2]
-    monkeypatch.setattr(queue.Queue, "requests", requests)
+    monkeypatch.setattr(queue.Queue, "waits_for", waits_for)
     monkeypatch.setattr(responses, "SIGN_EVERY_S", 0.1)
     ensemble.pause_s = 0.3
     status, headers, stream = sent(front, CHAT, {"messages": MESSAGES, "stream": True})
