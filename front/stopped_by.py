@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from client.wire import Piece
@@ -17,11 +18,11 @@ class StoppedBy:
         self._model = model
         self._continues = continues
         self._tokens: list[tuple[bytes, bool]] = []  # how each is spelled, and whether answers show it
-        self._num_bytes = 0  # of the answer's text
+        self._num_characters = 0  # of the answer's text
         self._last = -1
 
     def add(self, piece: Piece) -> None:
-        self._num_bytes += len(piece.text.encode())
+        self._num_characters += len(piece.text)
         for token in piece.output_ids:
             is_first = not self._tokens and not self._continues
             is_shown = self._model.bytes_of(token, is_first) is not None
@@ -33,16 +34,15 @@ class StoppedBy:
         """None: none of them ended it."""
         if self._last in self._model.end_ids:
             return None
-        found = self._behind_the_text().decode("utf-8", "replace")
+        found = self._behind_the_text()
         return next((word for word in self._words if found.startswith(word)), None)
 
-    def _behind_the_text(self) -> bytes:
+    def _behind_the_text(self) -> str:
         """What the tokens spell there. Within the text those that answers don't show take no place."""
-        left, behind = self._num_bytes, bytearray()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        left, behind = self._num_characters, []
         for spelled, is_shown in self._tokens:
-            if not left:
-                behind += spelled
-            elif is_shown:
-                behind += spelled[left:]
-                left = max(0, left - len(spelled))
-        return bytes(behind)
+            text = decoder.decode(spelled) if is_shown or not left else decoder.decode(b"", True)
+            behind.append(text[left:])
+            left = max(0, left - len(text))
+        return "".join(behind) + decoder.decode(b"", True)[left:]

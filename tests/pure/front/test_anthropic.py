@@ -89,6 +89,14 @@ def test_the_stop_word_that_ended_an_answer_is_named(
     assert ensemble.asked[0]["stop_words"] == ("xy", "b")
 
 
+def test_so_it_is_behind_bytes_that_are_no_character(front: Front, ensemble: Ensemble) -> None:
+    tokenizer = front.model.checkpoint.tokenizer
+    byte, *others = (tokenizer.token_to_id(text) for text in ("ð", "a", "b"))  # ð: the byte 0xF0
+    ensemble.pieces = (Piece("\ufffda", "stop", output_ids=(byte, *others)),)
+    answer = ask(front, PATH, {**BODY, "stop_sequences": ["b"]})[2]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "b")
+
+
 def test_more_tokens_than_the_context_has_are_cut(front: Front, ensemble: Ensemble) -> None:
     ensemble.errors = ["max_tokens = 32000: must be at most 12, because … [invalid_value]"]
     assert ask(front, PATH, {**BODY, "max_tokens": 32_000})[0] == 200
