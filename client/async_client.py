@@ -18,7 +18,7 @@ from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import Piece, Prompt, read_piece, request_message, stream_call
+from .wire import Piece, Prompt, deadline_us, read_piece, request_message, shorten, stream_call
 
 
 class AsyncClient:
@@ -93,7 +93,7 @@ class AsyncClient:
             raise from_grpc(error, self._url) from error
 
     async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:
-        tries = Call(self._retries, self._timeout_s)
+        tries, limit_us = Call(self._retries, self._timeout_s), deadline_us(request)
         while True:
             with self._errors():
                 call = self._ask(request, timeout=tries.left_s())
@@ -112,6 +112,7 @@ class AsyncClient:
             finally:
                 call.cancel()
             await self._sleep(pause_s)
+            shorten(request, limit_us, tries.spent_s())
 
 
 def _is_cancelled() -> bool:

@@ -38,13 +38,18 @@ class Call:
     ) -> None:
         self._retries = retries
         self._clock = clock
-        self._end_s = None if timeout_s is None else clock() + timeout_s
+        self._began_s = clock()
+        self._end_s = None if timeout_s is None else self._began_s + timeout_s
         self._failed = 0
         self.has_begun = False
 
     def left_s(self) -> float | None:
         """Returns the time that is left; None: no limit."""
         return None if self._end_s is None else max(0.0, self._end_s - self._clock())
+
+    def spent_s(self) -> float:
+        """Returns the time since the call began."""
+        return self._clock() - self._began_s
 
     def pause_s(self, error: GaplessError) -> float:
         """Returns how long to wait after an attempt has failed with `error`. Raises `error` if there should

@@ -15,7 +15,7 @@ from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import Piece, Prompt, read_piece, request_message, stream_call
+from .wire import Piece, Prompt, deadline_us, read_piece, request_message, shorten, stream_call
 
 
 class Client:
@@ -75,7 +75,7 @@ class Client:
             raise from_grpc(error, self._url) from error
 
     def _pieces(self, request: Any) -> Generator[Piece, None, None]:
-        tries = Call(self._retries, self._timeout_s)
+        tries, limit_us = Call(self._retries, self._timeout_s), deadline_us(request)
         while True:
             try:
                 call = self._ask(request, timeout=tries.left_s())
@@ -97,6 +97,7 @@ class Client:
             finally:
                 call.cancel()
             self._sleep(pause_s)
+            shorten(request, limit_us, tries.spent_s())
 
 
 def _read(response: Any, call: Any) -> Piece:

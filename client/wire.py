@@ -101,6 +101,19 @@ def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any])
     return request
 
 
+def deadline_us(request: Any) -> int:
+    """Returns the deadline of a ModelInferRequest, in microseconds after its arrival; 0: it has none."""
+    return int(request.parameters["timeout"].int64_param) if "timeout" in request.parameters else 0
+
+
+def shorten(request: Any, limit_us: int, spent_s: float) -> None:
+    """Sets the deadline to what is left of `limit_us` (0: there is none), at least a microsecond: an answer
+    whose time is over is ended by the server.
+    """
+    if limit_us:
+        request.parameters["timeout"].int64_param = max(1, limit_us - int(spent_s * 1e6))
+
+
 def _add_prompt(request: Any, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         try:

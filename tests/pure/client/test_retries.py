@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from client import (
 from client.errors import from_text
 from client.parameters import packed_text
 from client.retries import Call
-from client.wire import read_piece
+from client.wire import deadline_us, read_piece
 
 BUSY = "in ensemble 'ensemble', too many open requests: 1 are open (streams.max_open) [queue_full]"
 RETRIES = Retries(attempts=4, first_s=1.0, most_s=3.0, draw=lambda: 1.0)
@@ -84,10 +85,12 @@ class FakeServer:
         self._attempts = iter(attempts)
         self.calls: list[FakeCall] = []
         self.timeouts: list[float | None] = []
+        self.deadlines_us: list[int] = []
 
     def __call__(self, request: Any, timeout: float | None) -> FakeCall:
         assert request.model_name == "ensemble"
         self.timeouts.append(timeout)
+        self.deadlines_us.append(deadline_us(request))
         self.calls.append(FakeCall(next(self._attempts)))
         return self.calls[-1]
 
@@ -221,6 +224,36 @@ def test_a_time_out_bounds_all_attempts_together() -> None:
     assert call.left_s() == 0.5
     with pytest.raises(UnavailableError):
         call.pause_s(UnavailableError("busy"))  # the pause would be longer than what is left
+
+
+def ask_until(server: FakeServer, deadline_s: float) -> None:
+    with Client("nowhere:1", retries=RETRIES) as client:
+        client._ask, client._sleep = server, lambda _: time.sleep(0.05)
+        list(client.stream("x", deadline_s=deadline_s))
+
+
+def ask_until_async(server: FakeServer, deadline_s: float) -> None:
+    async def run() -> None:
+        async with AsyncClient("nowhere:1", retries=RETRIES) as client:
+            client._ask, client._sleep = server, lambda _: asyncio.sleep(0.05)
+            assert [piece async for piece in client.stream("x", deadline_s=deadline_s)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ask_until", [ask_until, ask_until_async])
+def test_a_deadline_does_not_begin_anew_with_each_attempt(
+    ask_until: Callable[[FakeServer, float], None],
+) -> None:
+    server = FakeServer([GONE], [GONE], ANSWER)
+    ask_until(server, 60.0)
+    first_us, second_us, third_us = server.deadlines_us
+    assert first_us == 60_000_000
+    assert second_us <= first_us - 40_000
+    assert third_us <= second_us - 40_000
+    server = FakeServer([GONE], ANSWER)
+    ask_until(server, 0.01)
+    assert server.deadlines_us == [10_000, 1], "the server ends it"
 
 
 async def _errors_of_closing(url: str) -> list[Any]:
