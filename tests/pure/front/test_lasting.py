@@ -21,9 +21,10 @@ from front import attempts
 from front.answers import answers
 from front.anthropic.errors import failure
 from front.attempts import Attempts, LostError, Patience
-from front.errors import of_ensemble
+from front.errors import ProblemError, of_ensemble
 from front.lasting import LastingClient
 from front.record import CURRENT, Record
+from front.until_full import until_full
 from tests.support.ensemble import Ensemble, inputs_of, response
 
 T = TypeVar("T")
@@ -300,3 +301,29 @@ def test_an_error_that_nobody_expects_in_one_of_several_answers_ends_all() -> No
     with pytest.raises(ZeroDivisionError):
         asyncio.run(asyncio.wait_for(ask(), 30))
     assert failing.num_cancelled == 2
+
+
+class Shorter:
+    """A server that refuses the rest of its first answer, because its context is shorter than it was."""
+
+    num_asked = 0
+
+    async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
+        self.num_asked += 1
+        yield Piece("a")
+        if self.num_asked == 1:
+            raise RefusedError("max_tokens = 9: must be at most 3")
+        yield Piece("b", "length")
+
+
+def test_an_answer_that_has_begun_is_not_asked_for_from_its_beginning() -> None:
+    shorter = Shorter()
+    came: list[str] = []
+
+    async def ask() -> None:
+        async for _, piece in until_full(shorter, ("go on", {"max_tokens": 9}), True):
+            came.append(piece.text)
+
+    with pytest.raises(ProblemError, match="max_tokens = 9"):
+        asyncio.run(ask())
+    assert (shorter.num_asked, came) == (1, ["a"])
