@@ -115,17 +115,24 @@ def _stops(given: ParametersAsk) -> dict[str, Any]:
 async def sampled(
     client: AsyncClient, gate: asyncio.Semaphore, ask: SampleAsk, question: Question
 ) -> bytes | ProblemError:
-    """A SampleResponse, or why there is none. `gate` lets so many samples into the ensemble at a time."""
+    """A SampleResponse, or why there is none: at the first sample that fails the others are cancelled. `gate`
+    lets so many samples into the ensemble at a time.
+    """
     prompt, choices = question
 
     async def one(parameters: dict[str, Any]) -> Piece:
         async with gate:
             return await client.generate(prompt, **parameters)
 
+    samples = [asyncio.create_task(one(parameters)) for parameters in choices]
     try:
-        pieces = await asyncio.gather(*map(one, choices))
+        pieces = await asyncio.gather(*samples)
     except GaplessError as error:
         return of_ensemble(error)
+    finally:
+        for each in samples:
+            each.cancel()
+        await asyncio.gather(*samples, return_exceptions=True)
     made = SampleResponse(
         sequences=[_sequence(piece) for piece in pieces],
         prompt_cache_hit_tokens=pieces[0].num_cached_tokens or 0,

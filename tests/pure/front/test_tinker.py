@@ -14,6 +14,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from client.errors import RefusedError
 from client.wire import Piece
 from front.bodies import MAX_BODY_BYTES
 from front.keys import Keys
@@ -21,6 +22,7 @@ from front.model import Model
 from front.tinker import futures, sessions, training
 from front.tinker.data import head_of
 from front.tinker.proto import ForwardBackwardOutput, SampleResponse
+from front.tinker.sampling import PromptAsk, Question, SampleAsk, sampled
 from front.tinker.sessions import Sessions
 from python_backends.finetuning import ask_files, jobs
 from python_backends.finetuning.jobs import Job
@@ -371,6 +373,32 @@ def test_a_sample_that_can_not_be_had_says_why(opened: Led, ensemble: Ensemble) 
     ):
         refused = opened.asks.post("asample", json=body("asample", sampling_session_id=sampler, **given))
         assert said(refused, 400)["error"]["message"].startswith(says)
+
+
+class OneFails:
+    """A client whose sample of seed 1 fails; the others wait."""
+
+    num_open = 0
+
+    async def generate(self, prompt: list[int], seed: int) -> Piece:
+        self.num_open += 1
+        try:
+            await (asyncio.sleep(0.01) if seed == 1 else asyncio.Event().wait())
+            raise RefusedError("temperature = -1: must be at least 0")
+        finally:
+            self.num_open -= 1
+
+
+def test_a_sample_that_fails_ends_the_others() -> None:
+    client: Any = OneFails()
+    asked = SampleAsk("a", 0, PromptAsk([]))
+    question: Question = ([5], [{"seed": seed} for seed in range(3)])
+
+    async def ask() -> tuple[Any, int]:
+        return await sampled(client, asyncio.Semaphore(8), asked, question), client.num_open
+
+    problem, num_open = asyncio.run(ask())
+    assert (problem.status, num_open) == (400, 0)
 
 
 def test_a_model_that_can_not_be_trained_is_refused(sdk: httpx2.Client) -> None:
