@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gapless.detokenizer")
 
 WINDOW = reader(TokenWindow)
-FORGET_AFTER_S = 10.0
+FORGET_AFTER_S = 120.0  # longer than between two windows of a stream that waits, however many do
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
 LATE_S = 0.4

@@ -109,6 +109,23 @@ def test_streams_are_forgotten_once_in_a_while_and_not_at_every_window(
     assert model._asked_s == {4: now_s - 1, 5: now_s}
 
 
+def test_a_client_with_long_pauses_between_its_windows_is_asked_after(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where many streams wait and the detokenizer is slow."""
+    from python_backends.triton_models import detokenizer
+
+    now_s = 1000.0
+    monkeypatch.setattr(detokenizer.time, "monotonic", lambda: now_s)
+    for _ in range(3):
+        now_s += 15.0
+        for number in (1, 2):
+            request = asked(number)
+            monkeypatch.setattr(request, "is_cancelled", lambda: True)
+            model.execute([request])
+    assert [feedback.gone for feedback in model._link.heard] == [False] * 2 + [True] * 4
+
+
 @pytest.mark.parametrize(("wants", "expected"), [(False, None), (True, [[[66, 67]]])])
 def test_the_ids_of_new_tokens_are_for_those_who_want_them(model: Any, wants: bool, expected: Any) -> None:
     from python_backends.text.detokenize.detokenizer import Piece
