@@ -38,7 +38,6 @@ from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
 from python_backends.triton_models.tensors import (
     FAILED,
     QUEUE_FULL,
-    REFUSED,
     SHUTTING_DOWN,
     Blobs,
     ForgedError,
@@ -136,7 +135,7 @@ class TritonPythonModel:
                 keys = self._router.prefix_keys(message) if self._router is not None else None
                 self._arrivals.put((message, sender, keys))
             except ForgedError as error:
-                final(sender, failure(str(error), REFUSED))
+                final(sender, failure(str(error), error.code))
         self._link.wake()
 
     def finalize(self) -> None:

@@ -20,7 +20,7 @@ from python_backends.settings import Settings, read_settings
 from python_backends.wires.run_directory import KEY, SETTINGS
 
 SIGNATURE_BYTES = 16
-VALID_NS = 300 * 10**9  # a request that needs longer to the scheduler model is refused
+VALID_NS = 300 * 10**9  # what needs longer to the scheduler model has to be sent again
 NOT_FOR_CLIENTS = "this model is not for clients; ask the model `ensemble`"
 
 FAILED, QUEUE_FULL, SHUTTING_DOWN = "failed", "queue_full", "shutting_down"
@@ -37,7 +37,15 @@ RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the laun
 
 
 class ForgedError(ValueError):
-    """A tensor that only our own processes may write, written by a client."""
+    """A tensor that only our own processes may write, written by a client. `code` is one of CODES."""
+
+    code = REFUSED
+
+
+class LateError(ForgedError):
+    """One that came too late to be known as unused; after a pause of the machine it may be no client's."""
+
+    code = FAILED
 
 
 def run_directory() -> Path:
@@ -119,8 +127,10 @@ class SingleUse:
 
     def check(self, request: Request, now_ns: int) -> None:
         """`now_ns` is of the clock of `arrival_ns`. Raises ForgedError."""
-        if request.request_id in self._arrivals_ns or now_ns - request.arrival_ns > VALID_NS:
+        if request.request_id in self._arrivals_ns:
             raise ForgedError(NOT_FOR_CLIENTS)
+        if now_ns - request.arrival_ns > VALID_NS:
+            raise LateError(f"the request was on its way for more than {VALID_NS // 10**9} s; send it again")
         self._arrivals_ns[request.request_id] = now_ns
         while next(iter(self._arrivals_ns.values())) < now_ns - VALID_NS:
             del self._arrivals_ns[next(iter(self._arrivals_ns))]

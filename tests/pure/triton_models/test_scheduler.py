@@ -120,6 +120,12 @@ def test_a_refusal_that_cannot_be_sent_ends_no_stream(served: Model) -> None:
     assert all(map(is_undisturbed, senders))
 
 
+def test_a_request_that_a_pause_has_made_too_old_may_be_sent_again(served: Model) -> None:
+    late = served.ask(1, arrival_ns=time.monotonic_ns() - 301 * 10**9)
+    said = "the request was on its way for more than 300 s; send it again [failed]"
+    assert late.sent == [(True, said)]
+
+
 def test_metrics_and_records_that_fail_end_no_stream_and_are_logged_once(
     served: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
