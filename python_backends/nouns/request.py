@@ -235,12 +235,12 @@ class TokenWindow(Noun, frozen=True, eq=False):
     echo: str = ""
     continues_text: bool = False  # the first token keeps the space that some tokenizers drop before a text
     num_input_tokens: int = -1  # -1: not asked for
-    num_output_tokens: int = -1  # so far
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     # [num_sent - start] with `log_probs`: those of the tokens before them, which a stop word may still cut
     sent_log_probs: Floats | None = None
     cum_log_prob: float = 0.0  # sum over the first `start` tokens
     num_cached_tokens: int = 0  # of the prompt: those whose KV blocks were kept from other requests
+    wants_num_output_tokens: bool = False
     wants_output_ids: bool = False
     prompt_ids: Ids | None = None  # [prompt] with `prompt_log_probs`
     prompt_log_probs: LogProbs | None = (

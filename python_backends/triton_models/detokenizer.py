@@ -190,7 +190,7 @@ def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None)
     """Whether there are new tokens whose count, ids or log-probabilities the
     client wants; their text may come later.
     """
-    is_asked = window.num_output_tokens >= 0 or window.wants_output_ids
+    is_asked = window.wants_num_output_tokens or window.wants_output_ids
     counts = is_asked and not window.silent and num_new_tokens(window, piece) > 0
     return counts or window.prompt_log_probs is not None or (scores is not None and len(scores.chosen) > 0)
 
@@ -214,7 +214,7 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
     if window.num_input_tokens >= 0:
         outputs.append(pb_utils.Tensor("num_input_tokens", np.array([[window.num_input_tokens]], np.int32)))
         outputs.append(pb_utils.Tensor("num_cached_tokens", np.array([[window.num_cached_tokens]], np.int32)))
-    if window.num_output_tokens >= 0:
+    if window.wants_num_output_tokens:
         count = num_new_tokens(window, piece)
         outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))
     if scores is not None:
