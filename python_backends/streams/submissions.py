@@ -45,7 +45,6 @@ class Submissions:
         self.instances = Instances()
         self.quarantine = Quarantine()
         self._dispatcher = dispatcher
-        self._num_waiting = 0  # streams without a slot
         self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
         self._outbox: dict[int, list[ToInstance]] = {}  # by instance
 
@@ -57,23 +56,20 @@ class Submissions:
     def add(self, stream: Stream) -> None:
         self._unsubmitted[stream.request_id] = stream
         self.num_queued_tokens += len(stream.request.prompt)
-        self._num_waiting += 1
 
     def waiting(
         self, streams: Collection[Stream], reasons: Mapping[int, WaitReason | None]
     ) -> dict[WaitReason, int]:
         """How many of all `streams` have no slot, by the reason. `reasons`: of those that an instance has."""
         counts = dict.fromkeys(WaitReason, 0)
-        counts[WaitReason.TRIAL if self.instances.ready else WaitReason.NO_INSTANCE] = len(self._unsubmitted)
-        if self._num_waiting > len(self._unsubmitted):
-            for stream in streams:
-                if stream.submitted and not stream.seated:
-                    counts[reasons.get(stream.instance) or WaitReason.STEP] += 1
+        for stream in streams:
+            if (reason := self.wait_reason(stream, reasons)) is not None:
+                counts[reason] += 1
         return counts
 
     def wait_reason(self, stream: Stream, reasons: Mapping[int, WaitReason | None]) -> WaitReason | None:
-        """Why it has no slot; None: it has one. `reasons`: as for `waiting`."""
-        if stream.seated:
+        """Why it has no slot; None: it has one, or has ended. `reasons`: as for `waiting`."""
+        if stream.seated or stream.finish != Finish.RUNNING:
             return None
         if stream.submitted:
             return reasons.get(stream.instance) or WaitReason.STEP
@@ -188,7 +184,6 @@ class Submissions:
         """Re-derives from all streams what is kept in addition. Raises AssertionError."""
         queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
         assert queued == self.num_queued_tokens, "queued tokens are off"
-        assert self._num_waiting == sum(not stream.seated for stream in streams), "waiting streams are off"
         ready = {
             stream.request_id
             for stream in streams
@@ -226,7 +221,6 @@ class Submissions:
         if seated != stream.seated:
             sign = -1 if seated else 1
             self.num_queued_tokens += sign * len(stream.request.prompt)
-            self._num_waiting += sign
             stream.seated = seated
             stream.lost_slot |= not seated
 

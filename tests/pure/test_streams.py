@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from python_backends.nouns.request import Feedback, Finish, Idle
+from python_backends.nouns.request import Feedback, Finish, Idle, WaitReason
 from python_backends.nouns.step import Evicted, Started
 from python_backends.streams import delivery
 from python_backends.streams.table import FAILED_INSIDE
@@ -92,6 +92,16 @@ def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
     house.turn()
     assert house.finals(1) == 1
     assert house.accept(3)
+
+
+def test_a_stream_that_has_ended_waits_for_nothing() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    house.accept(1)
+    house.turn()
+    assert house.table.waiting({})[WaitReason.STEP] == 1
+    house.table.fail(1, "it can't go on")
+    assert not any(house.table.waiting({}).values())
 
 
 def test_an_evicted_prompt_waits_again_in_this_life_and_while_its_stream_is_open() -> None:
