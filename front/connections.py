@@ -1,8 +1,8 @@
 """The connections of clients: uvicorn's, with what it lacks.
 
 What one turn of the event loop writes leaves together; a piece of a stream does not go through h11; a body in
-very many tiny chunks is refused before it has cost much; and of a body that was refused before it had come no
-more is read.
+very many tiny chunks is refused before it has cost much; of a body that was refused before it had come no
+more is read; and a client that reads nothing for UNREAD_S is taken to have left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from front.errors import ProblemError
 from front.failures import failure
 
 TOGETHER_BYTES = 1 << 16  # more is not held until the end of a turn
+UNREAD_S = 600.0  # an answer waits for its client to read for no longer
 LINGER_S = 0.05  # a close with unread bytes resets the connection: what was written shall arrive before
 # reading one takes 15 µs, whatever is in it
 MANY_CHUNKS, TINY_BYTES = 1000, 64
@@ -136,7 +137,11 @@ class Connection(H11Protocol):
                 if message["status"] >= 400 and self.conn.their_state is h11.SEND_BODY:
                     message["headers"] = [*headers, CLOSE_HEADER]
                     self._outgoing.leaves_unread = True
-            await send(message)
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await send(message)
+            except TimeoutError:
+                self._outgoing.abort()
 
         await self._inner(scope, receive, send_quickly)
 

@@ -15,7 +15,7 @@ from python_backends.streams.unconfirmed import Unconfirmed
 
 MS = 1_000_000
 S = 1_000_000_000
-MAX_UNACKNOWLEDGED = 32  # windows of one stream under way: about what its connection holds
+MAX_UNACKNOWLEDGED = 32  # windows of one stream under way
 MAX_IN_FLIGHT = 128  # windows of all streams under way; with 32, 64 and 256 as many tokens a second were sent
 SENDER_LOAD = 0.0075  # of the machine's processors: what sending may take before tokens are sent together
 ADJUST_EVERY_S = 0.1
@@ -35,8 +35,10 @@ class Delivery:
     1. The last window is sent at once. An error is sent when the windows before it are confirmed, after
        CONFIRM_NS at the latest: Triton never releases a request one of whose steps fails while another runs.
        Before it, a streamed answer gets its text so far. No other window is sent: it would end the stream.
-    2. Otherwise a stream of which MAX_UNACKNOWLEDGED windows are under way sends nothing: a client that
-       reads slowly, or has left, gets its later tokens in fewer and larger windows.
+    2. Otherwise a stream of which MAX_UNACKNOWLEDGED windows are under way sends nothing: they are lost with
+       a client that has left, or the detokenizer is behind. Later tokens go in fewer and larger windows. How
+       fast a client reads changes nothing: a window is confirmed when Triton has taken its text, and Triton
+       keeps what the client has not read.
     3. A window with the first tokens is sent at once: the client waits for it alone.
     4. Other tokens are held until they are due, and then sent if fewer than MAX_IN_FLIGHT windows of all
        streams are under way; the stream that has waited longest is the first. The detokenizer takes one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncGenerator
@@ -14,10 +15,12 @@ import pytest
 from starlette.types import Message
 
 from client.wire import Piece
+from front import connections
 from front.connections import MANY_CHUNKS, TINY_BYTES, TOGETHER_BYTES, Outgoing
 from front.responses import END, Events
 from tests.pure.front.conftest import MESSAGES
 from tests.support.ensemble import Ensemble, Front
+from tests.support.server.serving import wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = json.dumps({"prompt": "a", "stream": True}).encode()
@@ -62,6 +65,18 @@ class Transport:
 
     def is_closing(self) -> bool:
         return "close" in self.done
+
+
+def test_a_client_that_reads_nothing_is_taken_to_have_left(
+    front: Front, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More is written than the kernel takes."""
+    monkeypatch.setattr(connections, "UNREAD_S", 0.3)
+    ensemble.pieces = (*[Piece("x" * 1_000_000)] * 24, Piece("", "stop"))
+    with caplog.at_level(logging.INFO, "gapless.requests"), connected(front) as connection:
+        connection.sendall(head(COMPLETIONS, f"content-length: {len(BODY)}") + BODY)
+        wait_for(lambda: caplog.messages, 30)
+    assert json.loads(caplog.messages[0])["left"]
 
 
 def test_what_one_turn_writes_leaves_together() -> None:
