@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import Sequence, TemplateProcessing
 
 from python_backends.checkpoint import weight_files
-from python_backends.checkpoint.added_tokens import complete
+from python_backends.checkpoint.added_tokens import complete, content
 from python_backends.checkpoint.digests import digest_of
 from python_backends.checkpoint.gguf.splits import LLAMA3, TEKKEN
 from python_backends.checkpoint.quantisation import read_layout
@@ -81,6 +82,7 @@ class DirectorySource:
         tokenizer.no_truncation()
         _cut_as_trained(tokenizer)
         complete(tokenizer, self.texts, read_table(self.path / "added_tokens.json"))
+        _begin_with_bos(tokenizer, self.texts)
         return tokenizer
 
     @property
@@ -129,3 +131,15 @@ def _cut_as_trained(tokenizer: Tokenizer) -> None:
     first = ((steps or {}).get("pretokenizers") or [{}])[0]
     if first.get("pattern") == {"Regex": LLAMA3} and tokenizer.token_to_id(INST) == INST_ID:
         tokenizer.pre_tokenizer[0] = Split(Regex(TEKKEN), "isolated")
+
+
+def _begin_with_bos(tokenizer: Tokenizer, texts: Mapping[str, Any]) -> None:
+    """As `add_bos_token` says, where tokenizer.json puts nothing around a prompt: DeepSeek's. transformers 4
+    did so for Llama's tokenizers, and llama.cpp does; transformers 5 ignores the field.
+    """
+    bos = content(texts.get("bos_token"))
+    bos_id, own = tokenizer.token_to_id(bos), tokenizer.post_processor
+    if texts.get("add_bos_token") is not True or bos_id is None or tokenizer.num_special_tokens_to_add(False):
+        return
+    frame = TemplateProcessing([bos, "$A"], special_tokens=[(bos, bos_id)])
+    tokenizer.post_processor = frame if own is None else Sequence([own, frame])

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from python_backends.checkpoint.source import CheckpointError
+from python_backends.nouns.request import Request
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
 from python_backends.text.door.template_sandbox import begin_rendering, environment
-from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint
+from tests.support.text.checkpoints import (
+    LLAMA_TEMPLATE,
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    write_checkpoint,
+)
 
 TOKENIZER = byte_level_tokenizer()
 
@@ -49,6 +56,38 @@ def test_a_tokenizer_that_was_saved_with_padding_and_truncation_takes_texts_as_t
     batched.enable_truncation(2)
     checkpoint = read_checkpoint(write_checkpoint(tmp_path, batched, {}))
     assert checkpoint.tokenizer.encode("hello there").ids == TOKENIZER.encode("hello there").ids
+
+
+def test_a_plain_prompt_begins_with_bos_where_the_configuration_alone_says_so(tmp_path: Path) -> None:
+    """A template writes its own."""
+    trimmed = byte_level_tokenizer()
+    trimmed.post_processor = processors.ByteLevel()
+    said = {
+        "bos_token": {"content": "<|end|>"},
+        "eos_token": "<|pad|>",
+        "add_bos_token": True,
+        "chat_template": LLAMA_TEMPLATE,
+    }
+    written = write_checkpoint(tmp_path, trimmed, said, config={"max_position_embeddings": 128})
+    checkpoint = read_checkpoint(written)
+    door = open_door(checkpoint, LimitSettings())
+    plain = door.answer({"text_input": " hello"})
+    chat = door.answer({"messages": '[{"role": "user", "content": "hello"}]'})
+    assert isinstance(plain, Request)
+    assert isinstance(chat, Request)
+    bare = trimmed.encode(" hello")
+    assert plain.prompt.tolist() == [0, *bare.ids]
+    assert (chat.prompt == 0).tolist() == [True, *[False] * (len(chat.prompt) - 1)]
+    assert checkpoint.tokenizer.encode(" hello").offsets == [(0, 0), *bare.offsets]
+    kept = read_checkpoint(write_checkpoint(tmp_path, trimmed, said | {"add_bos_token": False}))
+    assert kept.tokenizer.encode(" hello").ids == bare.ids
+
+
+def test_a_tokenizer_that_begins_with_bos_itself_writes_one(tmp_path: Path) -> None:
+    said = {"bos_token": "<s>", "add_bos_token": True}
+    written = sentence_piece_tokenizer()
+    checkpoint = read_checkpoint(write_checkpoint(tmp_path, written, said))
+    assert checkpoint.tokenizer.encode("hello").tokens == ["<s>", "\u2581hello"]
 
 
 def test_every_file_may_name_ends(tmp_path: Path) -> None:
