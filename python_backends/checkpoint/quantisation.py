@@ -84,20 +84,22 @@ def _fp8(said: Said) -> Layout:
 
 def _awq(said: Said) -> Layout:
     said.one_of("bits", (4,))
-    said.one_of("version", ("gemm", "GEMM", None))
+    for name in ("version", "format"):
+        said.one_of(name, ("gemm", "GEMM", None))
     said.one_of("zero_point", (True, None))
     return Awq(said.size("group_size"))
 
 
 def _gptq(said: Said) -> Layout:
     bits = said.one_of("bits", (4, 8))
-    version = said.one_of("checkpoint_format", ("gptq", "gptq_v2", None))
+    names = ("checkpoint_format", "format")  # the first goes before the other, as in transformers
+    older, newer = (said.one_of(name, ("gptq", "gptq_v2", None)) for name in names)
     said.one_of("pack_dtype", ("int32", None))
     said.none("is_marlin_format")
     rules = said.part("dynamic", said.get("dynamic") or {})
     if not all(name.startswith("-:") for name in rules.names()):  # those say that modules stay as they were
         raise said.refusal("dynamic", "must give no module other bits")
-    return Gptq(bits, said.size("group_size"), zeros_less_one=version != "gptq_v2")
+    return Gptq(bits, said.size("group_size"), zeros_less_one=(older or newer) != "gptq_v2")
 
 
 def _compressed(said: Said) -> Layout:

@@ -70,6 +70,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another method": ({"quant_method": "bitsandbytes"}, "quant_method = 'bitsandbytes': only"),
     "AWQ of other bits": ({**AWQ, "bits": 3}, "bits = 3: only 4 is served"),
     "AWQ of another order": ({**AWQ, "version": "gemv"}, "version = 'gemv': only gemm"),
+    "AWQ of another order by its newer name": ({**AWQ, "format": "gemv"}, "format = 'gemv': only gemm"),
     "AWQ without zeros": ({**AWQ, "zero_point": False}, "zero_point = False: only True"),
     "no size of a group": ({**AWQ, "group_size": 0}, "group_size = 0: must be a positive number, or -1"),
     "GPTQ of other bits": (gptq_config(3), "bits = 3: only 4, 8 is served"),
@@ -77,6 +78,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "GPTQ in another format": (
         gptq_config(4, checkpoint_format="marlin"),
         "checkpoint_format = 'marlin': only",
+    ),
+    "GPTQ in another format by its newer name": (
+        gptq_config(4, format="marlin"),
+        ": format = 'marlin': only gptq, gptq_v2 is served",
     ),
     "GPTQ with modules of their own": (gptq_config(4, dynamic={"+:x": {}}), "dynamic = {'+:x': {}}: must"),
     "FP8 of another type": ({**BLOCKED, "fmt": "e5m2"}, "fmt = 'e5m2': only e4m3 is served"),
@@ -135,6 +140,14 @@ def test_what_is_not_known_is_refused_by_its_field(name: str) -> None:
 def test_modules_that_stay_as_they_were_change_nothing() -> None:
     plain, said = gptq_config(4), gptq_config(4, dynamic={"-:.*gate.*": {}, "-:lm_head": {"bits": 8}})
     assert read_layout(PATH, {FIELD: said}) == read_layout(PATH, {FIELD: plain})
+
+
+def test_the_newer_name_of_a_format_means_the_same() -> None:
+    """Where both are there, the older one goes first."""
+    older, first = gptq_config(4, checkpoint_format="gptq_v2"), gptq_config(4)
+    newer, both = gptq_config(4, format="gptq_v2"), gptq_config(4, format="gptq_v2", checkpoint_format="gptq")
+    layouts = [read_layout(PATH, {FIELD: each}) for each in (older, newer, first, both)]
+    assert layouts[0] == layouts[1] != layouts[2] == layouts[3]
 
 
 def test_weights_whose_quantising_has_not_been_taken_back_are_the_same() -> None:
