@@ -8,7 +8,8 @@ from typing import Any
 
 from python_backends.checkpoint.source import CheckpointError
 
-OF_THE_WHOLE = ("architectures", "tie_word_embeddings")  # where a configuration has a part for text
+# where a configuration has a part for text
+OF_THE_WHOLE = ("architectures", "tie_word_embeddings", "eos_token_id")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """`config` with what it says of the text: models that also take images or audio have it in a part. Their
-    head is the embedding if either says so, as in transformers.
+    head is the embedding if either says so, and the tokens that end an answer are those of the whole where it
+    names some, as in transformers.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):

@@ -95,6 +95,13 @@ def test_every_file_may_name_ends(tmp_path: Path) -> None:
     assert read(tmp_path, {"eos_token": "<|end|>"}, **files).eos_ids == (0, 1, 3, 4)
 
 
+def test_ends_of_a_model_that_takes_images_go_before_those_of_its_part_for_text(tmp_path: Path) -> None:
+    """transformers writes a number of its own into Gemma 3's."""
+    text = {"text_config": {"eos_token_id": 1}}
+    assert read(tmp_path, config={"eos_token_id": [3, 4], **text}).eos_ids == (3, 4)
+    assert read(tmp_path, config=text).eos_ids == (1,)
+
+
 def test_a_tokenizer_alone_is_enough(tmp_path: Path) -> None:
     checkpoint = read(tmp_path)
     assert (checkpoint.eos_ids, checkpoint.max_model_tokens, checkpoint.chat_template) == ((), 0, None)
