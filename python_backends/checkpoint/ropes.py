@@ -42,6 +42,9 @@ def ropes_of(values: Values, family: Family, kinds: Sequence[str], head_dim: int
     scaling, parameters = (_table(values, name) for name in ("rope_scaling", "rope_parameters"))
     if not family.kinds_have_rotaries:
         return (_rope(values, family, "", scaling or parameters, theta, head_dim),)
+    same = {**DEFAULT, "rope_theta": theta}  # as without it: transformers leaves out what names no layer type
+    if not parameters.keys() & {SLIDING, FULL} and not parameters.items() <= same.items():
+        raise values.refusal(f"rope_parameters: must be by layer type, {FULL} or {SLIDING}")
     local = values.number("rope_local_base_freq", family.rope_theta)
     said = {
         SLIDING: (_table_in(values, parameters, SLIDING), local),

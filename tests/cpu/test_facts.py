@@ -74,6 +74,20 @@ def test_rotary_parameters_that_are_null_are_those_of_the_family() -> None:
     assert read(config) == reference(config)
 
 
+@pytest.mark.parametrize(("name", "theta"), [("gemma3", 1e6), ("olmo3", 5e5)])
+def test_rotary_parameters_of_no_layer_type_are_refused_where_each_type_has_its_own(
+    name: str, theta: float
+) -> None:
+    """Except what is computed without them, too."""
+    config = config_of(name)
+    del config["rope_parameters"]
+    same = {"rope_type": "default", "rope_theta": theta}
+    assert read(config | {"rope_parameters": same}) == read(config)
+    for said in ({"rope_type": "linear", "factor": 8.0}, same | {"rope_theta": 7.0}):
+        refused = str(read(config | {"rope_parameters": said}))
+        assert refused.endswith("rope_parameters: must be by layer type, full_attention or sliding_attention")
+
+
 @pytest.mark.parametrize(
     ("name", "said", "why"),
     [
