@@ -315,7 +315,7 @@ FAMILIES = MappingProxyType(
             layer_kinds=layer_kinds.every(4, "sliding_window_pattern"),
             **_BY_LAYER,
             **_NO_BIAS,
-            rotary_layers=RotaryLayers.SLIDING,
+            rotary_layers=RotaryLayers.SLIDING_OR_ALL,
         ),
         "GemmaForCausalLM": GEMMA,
         "GlmForCausalLM": GLM,

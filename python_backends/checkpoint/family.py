@@ -27,9 +27,10 @@ class Windows(Enum):
 
 class RotaryLayers(Enum):
     ALL = 0
-    SLIDING = 1  # those with a window, if there are any
-    FLAGGED = 2  # those with a 1 in `no_rope_layers`: transformers' name says the opposite
-    NONE = 3
+    SLIDING = 1  # those with a window
+    SLIDING_OR_ALL = 2  # likewise, or all where the configuration has no window
+    FLAGGED = 3  # those with a 1 in `no_rope_layers`: transformers' name says the opposite
+    NONE = 4
 
 
 class HeadNorm(Enum):

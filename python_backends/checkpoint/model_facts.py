@@ -190,10 +190,12 @@ def _rotaries(
     count, rule = len(kinds), family.rotary_layers
     if rule == RotaryLayers.FLAGGED:
         turns = rotary_flags(values.table, count)
-    elif rule == RotaryLayers.SLIDING and values.get("sliding_window") is not None:
+    elif rule == RotaryLayers.SLIDING_OR_ALL and values.get("sliding_window") is None:
+        turns = [True] * count
+    elif rule in (RotaryLayers.SLIDING, RotaryLayers.SLIDING_OR_ALL):
         turns = [window is not None for window in windows]
     else:
-        turns = [rule != RotaryLayers.NONE] * count
+        turns = [rule == RotaryLayers.ALL] * count
     indices = [known.index(kind) if kind in known else 0 for kind in kinds]
     return tuple(index if turn else None for index, turn in zip(indices, turns, strict=True))
 

@@ -88,6 +88,13 @@ def test_rotary_parameters_of_no_layer_type_are_refused_where_each_type_has_its_
         assert refused.endswith("rope_parameters: must be by layer type, full_attention or sliding_attention")
 
 
+def test_without_a_window_no_layer_of_cohere_2_has_positions_and_every_one_of_exaone_4() -> None:
+    """As transformers' layers are written."""
+    for name, rotary in (("cohere2", None), ("exaone4_full", 0)):
+        facts = read_model_facts(ModelSource(config_of(name, sliding_window=None)))
+        assert set(facts.rotaries) == {rotary}
+
+
 @pytest.mark.parametrize(
     ("name", "said", "why"),
     [
