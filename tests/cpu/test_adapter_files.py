@@ -69,6 +69,29 @@ def test_the_products_of_what_peft_writes_are_those_of_peft(name: str, tmp_path:
             assert torch.allclose(ours[product].b @ ours[product].a, change, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "older"), [("gemma3_vision", ".language_model.model."), ("qwen2_5_vl", ".model.")]
+)
+def test_keys_of_an_older_transformers_are_of_the_same_modules(name: str, older: str, tmp_path: Path) -> None:
+    """Those of what reads images are refused."""
+    model = transformed(name)
+    directory = save_adapter(model, tmp_path, rank=4, patterns=True)
+    tensors = load_file(directory / WEIGHTS)
+
+    def factors(body: str) -> list[Any]:
+        named = {key.replace(".model.language_model.", body): each for key, each in tensors.items()}
+        save_file(named, directory / WEIGHTS)
+        return adapted(model).factors(peft_files.read(directory, tmp_path, MOST_BYTES))
+
+    for one, other in zip(factors(older), factors(".model.language_model."), strict=True):
+        assert one.keys() == other.keys()
+        for product in one:
+            assert torch.equal(one[product].a, other[product].a)
+            assert torch.equal(one[product].b, other[product].b)
+    with pytest.raises(BadAdapterError, match=r"vision_tower.*: this model has no such module"):
+        factors(".model.vision_tower.")
+
+
 @pytest.mark.parametrize("name", ["llama_grouped", "gpt2"])
 def test_peft_reads_what_is_written(name: str, tmp_path: Path) -> None:
     """It warns of a `fan_in_fan_out` that is not its module's, and a warning is an error here."""

@@ -243,6 +243,18 @@ def test_a_job_goes_on_from_an_adapter_of_peft(one: TinyModel, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_with_older_names_is_trained_further_under_those_of_the_model(
+    one: TinyModel, tmp_path: Path
+) -> None:
+    directory = save_adapter(one.model, tmp_path, rank=4)
+    own, tensors = read_beginning(settings(one), directory).weights, load_file(directory / WEIGHTS)
+    older = {key.replace(".model.layers.", ".language_model.model.layers."): tensors[key] for key in tensors}
+    save_file(older, directory / WEIGHTS)
+    assert not older.keys() & own.keys()
+    assert read_beginning(settings(one), directory).weights.keys() == own.keys()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_adapter_that_can_not_be_trained_further_is_refused_with_the_reason(
     one: TinyModel, tmp_path: Path
 ) -> None:

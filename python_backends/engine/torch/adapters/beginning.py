@@ -29,8 +29,9 @@ class Beginning:
 
 def read_beginning(settings: Settings, directory: Path) -> Beginning:
     """Raises BadAdapterError. Links may lead anywhere: the one who submits a job has named the directory."""
-    model = adapted_model(facts_of(settings), torch.float32, CPU)
-    adapter = peft_files.read(directory, Path("/"), model.most_bytes)
+    trained = adapted_model(facts_of(settings), torch.float32, CPU)
+    adapter = peft_files.read(directory, Path("/"), trained.most_bytes)
+    model = trained.as_named_in(adapter)
     model.factors(adapter)
     paths = sorted({key.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for key in adapter.tensors})
     shapes = sorted({(adapter.rank(path), adapter.scale(path)) for path in paths})
@@ -45,5 +46,8 @@ def read_beginning(settings: Settings, directory: Path) -> Beginning:
             if key not in adapter.tensors:
                 raise BadAdapterError(f"it has no {key}: training adapts a module in all layers")
     rank, scale = shapes[0]
-    weights = {key: np.array(each.float()) for key, each in adapter.tensors.items()}
+    weights = {
+        trained.prefix + key.removeprefix(model.prefix): np.array(each.float())
+        for key, each in adapter.tensors.items()
+    }
     return Beginning(AdapterShape(rank, float(f"{scale * rank:.9g}"), names), weights)

@@ -6,8 +6,9 @@ and a B that is zero where a row is not a module's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ from python_backends.engine.torch.adapters.modules import (
     prefix_of,
 )
 from python_backends.engine.torch.adapters.peft_files import PeftAdapter
+
+# what PEFT's keys begin with: transformers has named the text of a model that takes images in several ways
+OF_TEXT = re.compile(r"base_model\.model(\.model|\.language_model)*")
 
 
 class Factors(NamedTuple):
@@ -55,10 +59,18 @@ class AdaptedModel:
     @torch.no_grad()
     def factors(self, adapter: PeftAdapter) -> list[LayerFactors]:
         """Of each layer. Raises BadAdapterError if a tensor belongs to no module, or has another shape."""
-        missing = set(adapter.tensors) - set(self._keys())
+        model = self.as_named_in(adapter)
+        missing = set(adapter.tensors) - set(model._keys())
         if missing:
             raise BadAdapterError(f"{min(missing):.200}: this model has no such module")
-        return [self._layer(adapter, layer) for layer in range(self.num_layers)]
+        return [model._layer(adapter, layer) for layer in range(self.num_layers)]
+
+    def as_named_in(self, adapter: PeftAdapter) -> AdaptedModel:
+        """With the prefix that all keys of `adapter` have, if it is one of OF_TEXT."""
+        layers = self.prefix.rpartition(".")[2]
+        found = {key.partition(f".{layers}.")[0] for key in adapter.tensors}
+        body = found.pop() if len(found) == 1 else ""
+        return replace(self, prefix=f"{body}.{layers}") if OF_TEXT.fullmatch(body) else self
 
     def _keys(self) -> Iterator[str]:
         for layer in range(self.num_layers):
