@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import cached_property
 from typing import Any, cast
@@ -22,8 +23,15 @@ from python_backends.text.door.chat_template import ChatTemplate, template_of
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import AdapterList, InstanceRecord, State, limits_of_any
 
+log = logging.getLogger("gapless.front")
+
 # of generation_config.json, as other servers take them
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# of the same file: with them transformers chooses other tokens, also without drawing
+NOT_FOLLOWED = (
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"),
+)
 
 
 class Model:
@@ -37,6 +45,8 @@ class Model:
         self.checkpoint = read_checkpoint(directory)
         source = open_source(directory)
         self.defaults = defaults({**sampling(directory), **source.generation})
+        if names := [name for name in NOT_FOLLOWED if source.generation.get(name)]:
+            log.info("generation_config.json: %s: not followed", ", ".join(names))
         self._answer = source.texts.get("response_template")
         self.end_ids = frozenset(self.checkpoint.eos_ids)
         self.board = board

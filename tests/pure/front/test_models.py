@@ -1,12 +1,19 @@
-"""The list of models."""
+"""The model of a server, and the list of models."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from front.model import Model
 from front.models import list_models
+from python_backends.settings import ModelSettings, Settings
+from python_backends.watching.board import Board
+from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint
 
 
 class Vanishing(SimpleNamespace):
@@ -38,3 +45,13 @@ def test_models_have_what_anthropics_types_require() -> None:
     shown = listed["data"][1]
     assert (shown["type"], shown["display_name"]) == ("model", "other")
     assert shown["created_at"] == "1970-01-01T00:00:01+00:00"
+
+
+def test_the_start_names_what_generation_config_says_of_tokens_and_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"suppress_tokens": [1], "forced_eos_token_id": 2, "no_repeat_ngram_size": 0, "temperature": 0.6}
+    write_checkpoint(tmp_path, byte_level_tokenizer(), {}, generation_config=said)
+    with caplog.at_level(logging.INFO, "gapless.front"):
+        Model(Settings(model=ModelSettings(directory=str(tmp_path))), Board())
+    assert caplog.messages == ["generation_config.json: suppress_tokens, forced_eos_token_id: not followed"]
