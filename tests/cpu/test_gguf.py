@@ -43,7 +43,9 @@ from tests.support.gguf_files import LLAMA, byte_level, sentence_piece, write
 from tests.support.gguf_models import convert
 from tests.support.tiny_models import Agreement, Serving, TinyModel, random_requests
 
+TOKENS = {"bos_token_id": 508, "eos_token_id": 510, "pad_token_id": 508}
 SHAPE = {
+    **TOKENS,
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -51,9 +53,6 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "bos_token_id": 508,
-    "eos_token_id": 510,
-    "pad_token_id": 508,
     "initializer_range": 0.3,
 }
 LLAMA3 = {
@@ -172,7 +171,7 @@ def said(config: Any) -> dict[str, Any]:
 def from_source(path: Path) -> Any:
     """transformers' model with the configuration and the tensors of a source."""
     source = open_source(path)
-    config = AutoConfig.for_model(**source.config)
+    config = AutoConfig.for_model(**source.config, **TOKENS)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     facts = read_model_facts(source)
     weights = Weights(facts, source, torch.float32, CPU)

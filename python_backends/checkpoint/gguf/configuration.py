@@ -75,7 +75,6 @@ def config_of(metadata: Metadata, header: Header, factors: Factors) -> dict[str,
         "max_position_embeddings": metadata.whole(f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": "float32" if not any(each.kind for each in header.tensors.values()) else QUANTISED,
-        **_tokens(metadata),
     }
     if architecture.has_rotaries:
         config |= rope_fields(metadata, name, config, factors)
@@ -105,13 +104,6 @@ def _rows(metadata: Metadata, header: Header) -> int:
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{metadata.path}: tensor token_embd.weight is missing")
     return header.tensors["token_embd.weight"].shape[0]
-
-
-def _tokens(metadata: Metadata) -> dict[str, int | None]:
-    """None where the file names none: what is absent would be a number of transformers' own."""
-    keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {name: f"tokenizer.ggml.{key}_token_id" for name, key in keys.items()}
-    return {name: metadata.whole(key) if key in metadata.fields else None for name, key in found.items()}
 
 
 def _llama(_metadata: Metadata, header: Header, _config: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from python_backends.checkpoint.gguf.ends import end_ids
 from python_backends.checkpoint.gguf.groups import groups_of
 from python_backends.checkpoint.gguf.header import Header, read_header
 from python_backends.checkpoint.gguf.metadata import Metadata
-from python_backends.checkpoint.gguf.tokenizer import begins_with_bos, named_tokens, tokenizer_of
+from python_backends.checkpoint.gguf.tokenizer import named_tokens, tokenizer_of
 from python_backends.checkpoint.source import CheckpointError, Groups, Stored
 from python_backends.checkpoint.templates import FOR_TOOLS, joined
 
@@ -54,7 +54,7 @@ class GgufSource:
 
     @cached_property
     def texts(self) -> dict[str, Any]:
-        return {**named_tokens(self._metadata), "add_bos_token": begins_with_bos(self._metadata)}
+        return named_tokens(self._metadata)
 
     @cached_property
     def chat_template(self) -> tuple[str | None, Path | None]:

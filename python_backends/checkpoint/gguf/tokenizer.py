@@ -74,12 +74,6 @@ def named_tokens(metadata: Metadata) -> dict[str, str]:
     return {name: _token(metadata, key) for name, key in keys.items() if key in metadata.fields}
 
 
-def begins_with_bos(metadata: Metadata) -> bool:
-    is_sentence_piece = metadata.text(f"{KEY}.model") == "llama"
-    words = WORDS.get(metadata.text(f"{KEY}.pre", ""), Words())
-    return metadata.flag(f"{KEY}.add_bos_token", is_sentence_piece or words.begins)
-
-
 def _tokens(metadata: Metadata) -> list[str]:
     tokens = metadata.many(f"{KEY}.tokens", str)
     if not tokens:
@@ -172,10 +166,16 @@ def _halves(token: str, vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]
             yield left, right
 
 
+def _begins_with_bos(metadata: Metadata) -> bool:
+    is_sentence_piece = metadata.text(f"{KEY}.model") == "llama"
+    words = WORDS.get(metadata.text(f"{KEY}.pre", ""), Words())
+    return metadata.flag(f"{KEY}.add_bos_token", is_sentence_piece or words.begins)
+
+
 def _frame(tokenizer: Tokenizer, metadata: Metadata) -> None:
     """What stands around a plain prompt."""
     named = named_tokens(metadata)
-    begins, ends = begins_with_bos(metadata), metadata.flag(f"{KEY}.add_eos_token", False)
+    begins, ends = _begins_with_bos(metadata), metadata.flag(f"{KEY}.add_eos_token", False)
     before = [named["bos_token"]] if begins and "bos_token" in named else []
     behind = [named["eos_token"]] if ends and "eos_token" in named else []
     if around := [*before, *behind]:
