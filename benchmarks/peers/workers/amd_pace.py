@@ -77,16 +77,25 @@ class Engine:
         )
         self.pid = self._process.pid
         await_health(self._port, "/v1/health", "pace-server")
+        self._signal(signal.SIGSTOP)
 
     def run(self, work: Work) -> list[Timing]:
+        """It stands still between its turns: its threads spin while they wait."""
+        self._signal(signal.SIGCONT)
         streams = Streams(self._port, work.in_flight)
         with contextlib.closing(streams):
-            return streams.run([self._body_of(job) for job in work.jobs])
+            timings = streams.run([self._body_of(job) for job in work.jobs])
+        self._signal(signal.SIGSTOP)
+        return timings
 
     def close(self) -> None:
         """Ends its launcher, which would leave the others, with its router and its engine."""
-        os.killpg(self._process.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
         self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
 
     def _body_of(self, job: Job) -> dict[str, Any]:
         return {
