@@ -118,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, num_tokens = (1, QUICK_TOKENS) if arguments.quick else (arguments.rounds, NUM_TOKENS)
     wanted = arguments.streams or cases(QUICK_STREAMS if arguments.quick else STREAMS)
-    rows = [row for case in wanted for row in measure(*case, num_tokens, rounds)]
+    rows = [row for streams, step_ms in wanted for row in measure(streams, step_ms, num_tokens, rounds)]
     found = medians(rows, ("mode", "streams", "step_ms"))
     if arguments.json:
         write_result(arguments.json, {"rounds": rounds, "rows": found})

@@ -31,8 +31,9 @@ def figures_of(work: Work, timings: Sequence[Timing]) -> Figures:
     first_ms = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings if timing.tokens]
     between_ms = np.concatenate([np.diff(timing.tokens) for timing in timings]) * 1e3
     tokens, pieces = sum(job.max_tokens for job in work.jobs), sum(len(timing.tokens) for timing in timings)
-    first, between = np.percentile(first_ms, (50, 99)), np.percentile(between_ms, (50, 99))
-    return Figures(tokens / wall_s, *first.tolist(), pieces / wall_s, *between.tolist())
+    first_p50, first_p99 = np.percentile(first_ms, (50, 99)).tolist()
+    between_p50, between_p99 = np.percentile(between_ms, (50, 99)).tolist()
+    return Figures(tokens / wall_s, first_p50, first_p99, pieces / wall_s, between_p50, between_p99)
 
 
 def medians(rows: Iterable[Any], names: Sequence[str], digits: int = 1) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ NAMES = {"stop": "stop_sequences"}
 
 def body_of(problem: ProblemError) -> dict[str, Any]:
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
-    said = renamed(problem, NAMES).body["error"]["message"]
+    said = str(renamed(problem, NAMES).body["error"]["message"])
     if problem.code == TOO_LONG:  # the words by which clients know that they have to shorten it, and how much
         counts = COUNTS.search(said)
         said = f"{counts[1]} tokens > {counts[2]} maximum; {said}" if counts else said

@@ -235,7 +235,7 @@ def _message(index: int, message: Any) -> tuple[Turn, bool]:
         raise DatasetError(f"{name}.weight: only an assistant's turn may have one")
     if index == 0 and role == "assistant":
         raise DatasetError(f"{name}: an answer needs a turn before it")
-    turn = Turn(SAME_ROLE.get(role, role), unicode(f"{name}.content", content))
+    turn = Turn(str(SAME_ROLE.get(role, role)), unicode(f"{name}.content", content))
     return turn, role == "assistant" and weight != 0
 
 
