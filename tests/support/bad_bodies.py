@@ -68,7 +68,7 @@ FIELDS: list[Field] = [
     (RESPONSE, {"input": "x", "previous_response_id": "resp_1"}),
     *(
         (MESSAGE, {"messages": MESSAGES, **fields})
-        for _, fields in _each(MESSAGE, "max_tokens", None, 0, "1")
+        for _, fields in _each(MESSAGE, "max_tokens", None, -1, "1")
     ),
     (MESSAGE, {"max_tokens": 5}),
     (MESSAGE, {"messages": MESSAGES, "max_tokens": 5, "system": 3}),

@@ -184,10 +184,10 @@ def _open_ended(written: str, last: str) -> str:
     """Returns the prompt up to the end of its last message's content, which is `last`. After that stand TURN,
     so that the end is found whatever it is, and a space, which a template that trims contents has cut.
     """
-    prompt, found, rest = written.rpartition(TURN)
+    prompt, found, after = written.rpartition(TURN)
     if not last or not found:
         raise TemplateError("it does not end with the content of the last message, which is to be continued")
-    return prompt if rest.startswith(" ") or not last.strip() else prompt.rstrip()
+    return prompt if after.startswith(" ") or not last.strip() else prompt.rstrip()
 
 
 def _bounded(pieces: Iterable[str], limit: int) -> str:

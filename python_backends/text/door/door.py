@@ -197,7 +197,7 @@ class Door:
     def _subject(
         self, values: Values, prompt: Prompt, max_tokens: int, adapter: AdapterVersion
     ) -> Subject | None:
-        """None where nobody reads it."""
+        """None where no predictor reads it."""
         if not self.names_subjects:
             return None
         whole = values["instruction"]

@@ -22,7 +22,7 @@ from front.model import Model
 from front.tinker import futures, sessions, training
 from front.tinker.data import head_of
 from front.tinker.proto import ForwardBackwardOutput, SampleResponse
-from front.tinker.sampling import PromptAsk, Question, SampleAsk, sampled
+from front.tinker.sampling import ParametersAsk, PromptAsk, Question, SampleAsk, sampled
 from front.tinker.sessions import Sessions
 from python_backends.finetuning import ask_files, jobs
 from python_backends.finetuning.jobs import Job
@@ -391,7 +391,7 @@ class OneFails:
 
 def test_a_sample_that_fails_ends_the_others() -> None:
     client: Any = OneFails()
-    asked = SampleAsk("a", 0, PromptAsk([]))
+    asked = SampleAsk("a", 0, PromptAsk([]), ParametersAsk())
     question: Question = ([5], [{"seed": seed} for seed in range(3)])
 
     async def ask() -> tuple[Any, int]:
