@@ -49,7 +49,7 @@ from front.queue import Queue
 from front.shared_metrics import SharedMetrics
 from front.tinker.routes import TinkerRoutes
 from front.tokenizing import Tokenizing
-from python_backends.checkpoint.places import place_of
+from python_backends.checkpoint.places import SHORT, place_of
 from python_backends.launcher.address import is_loopback
 from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
@@ -90,7 +90,7 @@ class App:
         self._page = Page(model.name, settings.front.vllm_metrics)
         tokenizing = Tokenizing(settings, model)
         kept = WRITTEN / settings.front.directory
-        place = partial(place_of, model=settings.model_directory, num_digits=8)
+        place = partial(place_of, model=settings.model_directory, num_digits=SHORT)
         files, batches = Files(kept / "files"), BatchStore(place(kept / "batches"))
         corrections = Corrections(place(kept / "corrections"))
         submitting = Submitting(settings)

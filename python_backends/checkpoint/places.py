@@ -8,6 +8,7 @@ from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
 
 NUM_DIGITS = 16  # of a digest
+SHORT = 8  # of these, in the names of what a server works on: jobs, batches, corrections
 
 
 def place_of(parent: Path, model: Path, num_digits: int = NUM_DIGITS) -> Path:

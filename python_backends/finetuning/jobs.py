@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from python_backends.checkpoint.places import place_of
+from python_backends.checkpoint.places import SHORT, place_of
 from python_backends.finetuning import ask_files, examples
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.examples import Examples
@@ -45,7 +45,7 @@ class JobError(ValueError):
 
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
-    return place_of(settings.finetuning_directory, settings.model_directory, 8)
+    return place_of(settings.finetuning_directory, settings.model_directory, SHORT)
 
 
 class Job:

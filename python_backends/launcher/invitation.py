@@ -36,7 +36,7 @@ Try it in another terminal:
 
 
 def _programs(server: ServerSettings, host: str) -> Iterator[str]:
-    """Of an installed Gapless and of a checkout; outside of a container there are none."""
+    """Those of an installed Gapless, or of a checkout; the host of a container has neither."""
     url = asked_at(server)
     if IS_INSTALLED:
         yield f"gapless chat --url '{url}'" if url else "gapless chat"

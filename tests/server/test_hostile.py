@@ -1,4 +1,4 @@
-"""Hundreds of hostile requests beside eight streams, four over HTTP and four over gRPC.
+"""Hundreds of hostile requests while eight streams are open, four over HTTP and four over gRPC.
 
 No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly
 right; here none is meant well, and inner models, paths and bare sockets are asked as well.
