@@ -191,6 +191,7 @@ class Random:
         self.embedding = rounded(torch.randn(vocabulary, HIDDEN))
         self.positions: Tensor | None = None
         self.embedding_scale, self.logit_scale, self.logit_softcap = 1.0, 1.0, None
+        self.multiplies_bytes = False  # by the library, weights of int8 by rows of int8
         self.rotary = Rotary(ROTARY.frequencies[: heads.head_dim // 2], ROTARY.scale)
         # of each layer and span, all that is in KV blocks: [2, kv_heads, tokens, dim]
         self.past = [
@@ -223,7 +224,7 @@ class Random:
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        logits = self.logit_scale * linear(self.rounded(normed(x, self.norm)), self.head)
+        logits = self.logit_scale * self._product(self.rounded(normed(x, self.norm)), self.head)
         cap = self.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -281,12 +282,15 @@ class Random:
 
     def _linear(self, x: Tensor, by: Linear, span: int, index: int, name: str) -> Tensor:
         """With what the span's adapter adds."""
-        is_rounded = by.minimum is not None and self.dtype == torch.bfloat16
-        y = linear(rounded_groups(x) if is_rounded else x, by)
+        y = self._product(x, by)
         if span not in self.adapter_of or name not in self.adapters[self.adapter_of[span]][index]:
             return y
         a, b = self.adapters[self.adapter_of[span]][index][name]
         return y + self.rounded(x @ a.T) @ b.T
+
+    def _product(self, x: Tensor, by: Linear) -> Tensor:
+        is_rounded = by.minimum is not None or (by.scale is not None and self.multiplies_bytes)
+        return linear(rounded_groups(x) if is_rounded and self.dtype == torch.bfloat16 else x, by)
 
     def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
         if attention.rotary is None:
@@ -312,7 +316,10 @@ class Computed:
         heads = model.heads
         shape = BlockShape(len(model.layers), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, model.dtype)
         self._cache = KVCache(shape, 32, torch.device("cpu"))
-        described = PackedModel(model.described(rounds_head), model.dtype, POSITIONS, state_layer)
+        multiplies_bytes = library.multiplies_bytes(path)
+        described = PackedModel(
+            model.described(rounds_head), model.dtype, POSITIONS, state_layer, multiplies_bytes
+        )
         described.take(model.described_layers())
         self._open = described.open(path, self._cache, threads)
         gated = model.layers[0].feed_forward.gated
@@ -389,7 +396,10 @@ class Made:
 
     def model(self, name: str, *layers: dict[str, Any], vocabulary: int = VOCABULARY) -> Random:
         heads = HEADS[name]
-        return Random(self.dtype, heads, [random_layer(heads, **options) for options in layers], vocabulary)
+        made = [random_layer(heads, **options) for options in layers]
+        model = Random(self.dtype, heads, made, vocabulary)
+        model.multiplies_bytes = library.multiplies_bytes(self.path)
+        return model
 
     def computed(self, model: Random, **options: Any) -> Computed:
         return Computed(self.path, model, **options)
@@ -478,11 +488,10 @@ def test_embedding_and_head_are_scaled_capped_and_may_be_one(
     model.head = Linear(model.embedding if tied else model.head.weight, rounded(torch.randn(vocabulary)))
     got = made_here.computed(model, rounds_head=rounds_head)(ALL)
     if rounds_head:
-        head = quantise(of_type(model.head, made_here.dtype))
-        assert head.scale is not None
-        model.head = Linear(head.weight * head.scale.float()[:, None], model.head.bias)
-        model.embedding = model.head.weight if tied else model.embedding
-    made_here.check(got, expected_logits(model))
+        model.head = quantise(of_type(model.head, made_here.dtype))
+        assert model.head.scale is not None
+        model.embedding = model.head.weight * model.head.scale.float()[:, None] if tied else model.embedding
+    made_here.check(got, expected_logits(model), model.logit_softcap)
 
 
 def test_a_head_is_not_in_memory_twice_when_it_is_packed() -> None:

@@ -8,7 +8,7 @@
 //
 //     Σ x·w = s·t·Σ p·q + m·t·Σ p
 //
-// t and t·Σ p of each group are computed once a product.
+// t and the sums of p of each group are computed once a product.
 
 #pragma once
 
@@ -55,13 +55,14 @@ inline Vector weights_of(Line part, int i, const Factors& factors) {
 
 // Rows of bfloat16 as they are multiplied with such weights.
 struct GroupedRows {
-    const int8_t* x;      // p [rows, depth]
-    const float* scales;  // t [rows, depth / 32]
-    const float* totals;  // t·Σ p [rows, depth / 32]
+    const int8_t* x;         // p [rows, depth]
+    const float* scales;     // t [rows, depth / 32]
+    const float* totals;     // t·Σ p [rows, depth / 32]
+    const int32_t* offsets;  // −128·Σ p [rows, depth / 32]: bytes.h
 };
 
-// A row [depth] of those. Where a group has what is no number, t is none.
-inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* scales, float* totals) {
+// A row [depth] of those. Where a group has what is no number, t is none, whatever its bytes are.
+inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* scales, float* totals, int32_t* offsets) {
     for (int i = 0; i < depth; i += GROUP) {
         const auto low = load(x + i, TILE), high = load(x + i + TILE, TILE);
         const float all = total(low + high), most = greatest(greater(absolute(low), absolute(high)));
@@ -69,8 +70,10 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
         const auto low_whole = whole(low * inverse), high_whole = whole(high * inverse);
         store_bytes(rounded + i, low_whole);
         store_bytes(rounded + i + TILE, high_whole);
+        const float sum = total(low_whole + high_whole);
         scales[i / GROUP] = most / 127 + (all - all);
-        totals[i / GROUP] = scales[i / GROUP] * total(low_whole + high_whole);
+        totals[i / GROUP] = scales[i / GROUP] * sum;
+        offsets[i / GROUP] = all == all ? -128 * int(sum) : 0;
     }
 }
 
@@ -88,9 +91,9 @@ public:
     }
 
 private:
-    // Rows whose sums of a group stay in registers, of one tile or of both.
+    // Rows whose sums stay in registers, of one tile or of both.
 #ifdef __AVX512F__
-    static constexpr int TOGETHER = 16, WITH_BOTH_TILES = 8;
+    static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 5;
 #else
     static constexpr int TOGETHER = 4, WITH_BOTH_TILES = 1;
 #endif
@@ -115,6 +118,14 @@ private:
     template <int ROWS, int TILES>
     [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const Fours<Float16>* panel, int begin, float* sums, int lines) {
         const int groups = depth / GROUP;
+        Vector all[TILES][ROWS];
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; ++tile) {
+                all[tile][row] = spread(0.f);
+            }
+        }
         for (int index = 0; index < groups; ++index, rows.x += GROUP) {
             const auto& group = panel[index];
             fetch(&group + AHEAD, lines);
@@ -134,11 +145,16 @@ private:
                 const auto scale = load_halves(group.scales[begin + tile]), minimum = load_halves(group.minima[begin + tile]);
 #pragma GCC unroll 16
                 for (int row = 0; row < ROWS; ++row) {
-                    float* to = sums + row * PANEL + (begin + tile) * TILE;
-                    const auto before = index ? load(to) : spread(0.f);
-                    const auto sum = byte_sums(of[tile][row]) * spread(rows.scales[row * groups + index]);
-                    store(to, fused(sum, scale, fused(minimum, spread(rows.totals[row * groups + index]), before)));
+                    const auto before = fused(minimum, spread(rows.totals[row * groups + index]), all[tile][row]);
+                    all[tile][row] = fused(byte_sums(of[tile][row]) * spread(rows.scales[row * groups + index]), scale, before);
                 }
+            }
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 2
+            for (int tile = 0; tile < TILES; ++tile) {
+                store(sums + row * PANEL + (begin + tile) * TILE, all[tile][row]);
             }
         }
     }

@@ -67,13 +67,14 @@ struct Memory {
     Kept<Value> normed, qkv, queries, attended, sampled, activated, low;
     Kept<int8_t> rounded;
     Kept<float> scales, totals;
+    Kept<int32_t> offsets;
 };
 
-inline int most_grouped(const std::vector<GaplessLayer>& layers) {
-    int most = 0;
+inline int most_grouped(const std::vector<GaplessLayer>& layers, const GaplessWeight& head) {
+    int most = rounds_rows(head.format) ? head.depth : 0;
     for (const auto& layer : layers) {
         for (const auto* weight : {&layer.qkv, &layer.output, &layer.up, &layer.down}) {
-            most = std::max(most, weight->format == GAPLESS_INT4 ? weight->depth : 0);
+            most = std::max(most, rounds_rows(weight->format) ? weight->depth : 0);
         }
     }
     return most;
@@ -88,7 +89,7 @@ public:
           m_layers(model.layers, model.layers + model.num_layers),
           m_rotaries(model.rotaries, model.rotaries + model.num_rotaries),
           m_heads{model.query_heads, model.kv_heads, model.head_dim, model.attention_scale, ptrdiff_t(model.block_stride)},
-          m_most_grouped(most_grouped(m_layers)),
+          m_most_grouped(most_grouped(m_layers, model.head)),
           m_threads(threads) {}
 
     void begin(const GaplessStep& step) {
@@ -100,7 +101,8 @@ public:
         m_most_ranks = most_ranks(m_runs, m_model.num_layers);
         m_low = m_memory.low.of(size_t(rows) * m_most_ranks);
         const size_t grouped = std::is_same_v<Value, float> ? 0 : size_t(rows) * m_most_grouped;
-        m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(grouped / GROUP), m_memory.totals.of(grouped / GROUP)};
+        const size_t groups = grouped / GROUP;
+        m_grouped = {m_memory.rounded.of(grouped), m_memory.scales.of(groups), m_memory.totals.of(groups), m_memory.offsets.of(groups)};
         auto& phases = m_phases.emplace();
         add_embedding(phases, step.tokens, batch, x);
         for (int index = 0; index < m_model.num_layers; ++index) {
@@ -129,7 +131,7 @@ public:
         auto* normed = m_memory.normed.of(size_t(rows) * width);
         add_norm(phases, x, rows, width, m_model.norm, normed);
         const int vocabulary = m_model.head.outputs;
-        add_product(phases, normed, rows, m_model.head, {}, {},
+        add_product(phases, normed, rows, m_model.head, m_grouped, {},
                     put_logits(step.logits, vocabulary, m_model.logit_scale, m_model.logit_softcap));
         phases.begin(m_threads);
     }
@@ -167,6 +169,8 @@ private:
                 auto* to = x + size_t(row) * width;
                 if (!embedding && head.format == GAPLESS_INT8) {
                     put_of_panels(static_cast<const int8_t*>(head.panels), token, width, head.scales[token] * scale, to);
+                } else if (!embedding && head.format == GAPLESS_BYTES) {
+                    put_of_bytes(static_cast<const int8_t*>(head.panels), token, width, head.scales[token] * scale, to);
                 } else if (!embedding && head.format == GAPLESS_EIGHTS) {
                     put_of_groups(static_cast<const Eights*>(head.panels), token, width, scale, to);
                 } else if (!embedding && head.format == GAPLESS_SHIFTED_EIGHTS) {
@@ -190,6 +194,14 @@ private:
     }
 
     // to [width] = scale · the weights of an output.
+    static void put_of_bytes(const int8_t* panels, int output, int width, float scale, float* to) {
+        const auto* from = panels + size_t(output / PANEL) * PANEL * width + output % PANEL / TILE * GROUP * TILE + output % TILE * 4;
+        for (int i = 0; i < width; ++i) {
+            to[i] = float(from[i / GROUP * GROUP_BYTES + place_of(i % GROUP)]) * scale;
+        }
+    }
+
+    // The same of weights by group.
     template <typename Of>
     static void put_of_groups(const Of* panels, int output, int width, float scale, float* to) {
         const auto* panel = panels + size_t(output / PANEL) * (width / Of::INPUTS);
@@ -321,7 +333,7 @@ private:
     std::vector<GaplessLayer> m_layers;
     std::vector<GaplessRotary> m_rotaries;
     Heads m_heads;
-    int m_most_grouped;  // the greatest depth of weights of 4 bits
+    int m_most_grouped;  // the greatest depth of weights for which rows are rounded
     Threads m_threads;
     Memory<Value> m_memory;
     // of the step: neighbouring rows with one adapter, and memory for what its factors give

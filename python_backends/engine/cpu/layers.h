@@ -17,6 +17,7 @@ enum {  // formats of numbers
     GAPLESS_EIGHTS = 4,
     GAPLESS_SHIFTED_EIGHTS = 5,
     GAPLESS_FOURS = 6,
+    GAPLESS_BYTES = 7,
 };
 
 // y = s·(x·Wᵀ) + b, W [outputs, depth] in panels of 32 outputs (weight_memory.py); what a last panel has more is zero.
@@ -25,8 +26,8 @@ struct GaplessWeight {
     const float* scales;  // s [outputs of whole panels]; null: 1
     const float* bias;    // b [outputs of whole panels]; null: none
     int32_t outputs, depth;
-    // the model's, or int8 in the places that numbers of the model's have, or 4 bits by group (fours.h: INT4, in a model of bfloat16, has
-    // float16 there, FOURS float32), or 8 bits by group (eights.h)
+    // the model's, or int8 in the places that numbers of the model's have, or in those of bytes.h in a model of bfloat16 (BYTES), or 4 bits
+    // by group (fours.h: INT4, in a model of bfloat16, has float16 there, FOURS float32), or 8 bits by group (eights.h)
     int32_t format;
 };
 

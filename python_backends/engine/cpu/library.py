@@ -129,6 +129,13 @@ def has_tiles(path: Path) -> bool:
     return path.name.startswith(f"layers-{Kind.AMX}-")
 
 
+def multiplies_bytes(path: Path) -> bool:
+    """Whether it multiplies weights of int8 by rows rounded to int8 in a model of bfloat16. AMX has faster
+    products of bfloat16.
+    """
+    return path.name.startswith(f"layers-{Kind.AVX512_BF16}-")
+
+
 def is_kept() -> bool:
     """Whether one of them lies there for this processor."""
     return any((BROUGHT / _name(kind)).exists() or _path(kind).exists() for kind in kinds_here())

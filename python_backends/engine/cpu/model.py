@@ -23,7 +23,7 @@ from python_backends.engine.cpu.weight_memory import (
     WeightMemory,
     in_eights,
     in_panels,
-    packed,
+    in_quads,
     packed_fours,
     tiled,
 )
@@ -50,6 +50,7 @@ ACTIVATIONS = (
     Activation.RELU_SQUARED,
 )
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+BYTES = 7  # of int8, with rows of bfloat16 rounded to it
 FOURS = {torch.half: 3, torch.float32: 6}  # of uint8 by group, by the type of its scales
 EIGHTS = {1: 4, 2: 5}  # of int8 by group, by how many numbers a group has: scale, or scale and minimum
 HEAD_ROWS = 4096  # that are packed at a time; a multiple of PANEL
@@ -129,10 +130,17 @@ class ChoiceTable(ctypes.Structure):
 class PackedModel:
     """For sequences of up to `num_positions` tokens. Complete when it has its layers."""
 
-    def __init__(self, model: Model, dtype: torch.dtype, num_positions: int, state_layer: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        dtype: torch.dtype,
+        num_positions: int,
+        state_layer: int = 0,
+        multiplies_bytes: bool = False,
+    ) -> None:
         """`dtype`: of what is multiplied, of keys and of values. `state_layer`: the number of layers after
-        which hidden states are given; 0: none are given. Uses up the head's weight in `model`, which may be
-        most of it: rows that are packed give their memory back.
+        which hidden states are given; 0: none are given. `multiplies_bytes`: as the library says. Uses up
+        the head's weight in `model`, which may be most of it: rows that are packed give their memory back.
         """
         self.vocab_size, self.hidden = model.embedding.shape
         self.state_layer = state_layer
@@ -140,6 +148,7 @@ class PackedModel:
         self._memory = WeightMemory()
         self._kept: list[Tensor] = []  # what the tables point to
         self._dtype = dtype
+        self._multiplies_bytes = multiplies_bytes and dtype == torch.bfloat16
         head = self._packed_head(model.head)
         heads = model.heads
         self._table = ModelTable(
@@ -219,16 +228,16 @@ class PackedModel:
             panels = self._memory.copied(in_eights(linear.weight, *of_groups, gated=gated))
             kind = EIGHTS[len(of_groups)]
         else:
-            panels, of_outputs = packed(linear.weight, self._memory, gated, self._dtype), linear.scale
-            kind = FORMATS[linear.weight.dtype]
+            panels = self._memory.copied(self._in_panels(linear.weight, gated))
+            kind, of_outputs = self._kind(linear.weight.dtype), linear.scale
         scales_of_outputs, bias = (self._of_outputs(numbers, gated) for numbers in (of_outputs, linear.bias))
         return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
 
     def _packed_head(self, head: Linear) -> Weight:
         outputs, depth = head.weight.shape
-        kind, of_outputs = FORMATS[head.weight.dtype], head.scale  # never of 4 bits
         rows = used_up(head.weight.contiguous().split(HEAD_ROWS))  # type: ignore[no-untyped-call]
-        pieces = (in_panels(each, dtype=self._dtype) for each in rows)
+        pieces, of_outputs = (self._in_panels(each) for each in rows), head.scale
+        kind = self._kind(head.weight.dtype)
         if of_groups := numbers_of_groups(head):
             kind, of_outputs = EIGHTS[len(of_groups)], None
             split = [each.split(HEAD_ROWS) for each in of_groups]  # type: ignore[no-untyped-call]
@@ -236,6 +245,15 @@ class PackedModel:
         panels = self._memory.joined(pieces, -(-outputs // PANEL))
         scales_of_outputs, bias = (self._of_outputs(numbers, False) for numbers in (of_outputs, head.bias))
         return Weight(self._place(panels), scales_of_outputs, bias, outputs, depth, kind)
+
+    def _kind(self, dtype: torch.dtype) -> int:
+        """The format of a weight that has no groups."""
+        return BYTES if dtype == torch.int8 and self._multiplies_bytes else FORMATS[dtype]
+
+    def _in_panels(self, weight: Tensor, gated: bool = False) -> Tensor:
+        if self._kind(weight.dtype) == BYTES:
+            return in_quads(weight, gated)
+        return in_panels(weight, gated, self._dtype)
 
     def _of_outputs(self, numbers: Tensor | None, gated: bool) -> int | None:
         """One for each output of a weight, in the order of its panels."""

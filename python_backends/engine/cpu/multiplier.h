@@ -2,8 +2,8 @@
 // instruction multiplies bfloat16, weights are read as such and become float32 in registers. A row's sums do not depend on the rows beside
 // it.
 //
-// Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where bfloat16 is multiplied by many
-// rows, in a memory that stays in a cache until all of them are multiplied. int8 is exact in bfloat16. Weights by group (fours.h, eights.h)
+// Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where tiles multiply them, in a memory
+// that stays in a cache until all rows are multiplied. int8 is exact in bfloat16. Or bytes are multiplied as such (bytes.h). Weights by group (fours.h, eights.h)
 // become such in registers where few rows of float32 are multiplied, else in such a memory.
 
 #pragma once
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "bytes.h"
 #include "eights.h"
 #include "fours.h"
 #include "panels.h"
@@ -70,7 +71,7 @@ inline Vector add_product(Vector sum, const Bfloat16* inputs, Pairs weights) {
 #endif
 }
 
-#ifdef __AVX512BF16__
+#ifdef __AMX_BF16__
 // to [inputs, 32] = the bytes. Fetches those that are so many `ahead`.
 inline void unpack(const int8_t* bytes, int inputs, int ahead, Bfloat16* to) {
     for (int i = 0; i < inputs * PANEL; i += 64) {
@@ -141,14 +142,6 @@ public:
 
     // The same with a panel of bytes; what follows it is always fetched.
     void multiply(const Value* x, int rows, int depth, const int8_t* panel, float* sums) {
-#ifdef __AVX512BF16__
-        if constexpr (std::is_same_v<Value, Bfloat16>) {
-            if (rows > TOGETHER) {
-                multiply_unpacked(x, rows, depth, panel, sums);
-                return;
-            }
-        }
-#endif
         multiply(x, rows, depth, depth, panel, sums, true);
     }
 
@@ -387,11 +380,21 @@ public:
         if (blocks) {
             m_halves.multiply_fours(rows, blocks, depth, panel, sums);
         }
-        rows = {rows.x + size_t(done) * depth, rows.scales + done * groups, rows.totals + done * groups};
+        rows.x += size_t(done) * depth;
+        rows.scales += done * groups;
+        rows.totals += done * groups;
         count -= done;
         sums += done * PANEL;
 #endif
         FourMultiplier::multiply(rows, count, depth, panel, sums);
+    }
+
+    // The same with a panel of bytes in the order of bytes.h.
+    void multiply_bytes([[maybe_unused]] GroupedRows rows, [[maybe_unused]] int count, [[maybe_unused]] int depth,
+                        [[maybe_unused]] const int8_t* panel, [[maybe_unused]] float* sums) {
+#ifdef __AVX512VNNI__
+        ByteMultiplier::multiply(rows, count, depth, panel, sums);
+#endif
     }
 
 private:

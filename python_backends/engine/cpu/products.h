@@ -17,21 +17,27 @@ namespace gapless {
 
 constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
-// Memory for the rows of one product with weights of GAPLESS_INT4.
+// Memory for the rows of one product for which they are rounded.
 struct GroupedMemory {
     int8_t* rounded = nullptr;                   // [rows, depth]
     float *scales = nullptr, *totals = nullptr;  // [rows, depth / 32]
+    int32_t* offsets = nullptr;                  // the same
 };
+
+inline bool rounds_rows(int format) {
+    return format == GAPLESS_INT4 || format == GAPLESS_BYTES;
+}
 
 // x [rows, depth] as such weights take it.
 inline GroupedRows add_grouping(Phases& phases, const Bfloat16* x, int rows, int depth, const GroupedMemory& memory) {
     phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
         for (int row = first; row < last; ++row) {
             const size_t at = size_t(row) * depth;
-            put_grouped(x + at, depth, memory.rounded + at, memory.scales + at / GROUP, memory.totals + at / GROUP);
+            const size_t group = at / GROUP;
+            put_grouped(x + at, depth, memory.rounded + at, memory.scales + group, memory.totals + group, memory.offsets + group);
         }
     });
-    return {memory.rounded, memory.scales, memory.totals};
+    return {memory.rounded, memory.scales, memory.totals, memory.offsets};
 }
 
 template <typename Value>
@@ -47,6 +53,7 @@ size_t panel_bytes(const GaplessWeight& weight) {
         case GAPLESS_SHIFTED_EIGHTS:
             return depth / Eights::INPUTS * sizeof(ShiftedEights);
         case GAPLESS_INT8:
+        case GAPLESS_BYTES:
             return depth * PANEL;
         default:
             return depth * PANEL * sizeof(Value);
@@ -66,7 +73,7 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
     }
     GroupedRows grouped{};
     if constexpr (std::is_same_v<Value, Bfloat16>) {
-        if (format == GAPLESS_INT4) {
+        if (rounds_rows(format)) {
             grouped = add_grouping(phases, x, rows, depth, memory);
         }
     }
@@ -87,6 +94,9 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
                     break;
                 case GAPLESS_SHIFTED_EIGHTS:
                     multiplier.multiply_groups(x, rows, depth, reinterpret_cast<const ShiftedEights*>(weights), sums);
+                    break;
+                case GAPLESS_BYTES:
+                    multiplier.multiply_bytes(grouped, rows, depth, reinterpret_cast<const int8_t*>(weights), sums);
                     break;
                 case GAPLESS_INT8:
                     multiplier.multiply(x, rows, depth, reinterpret_cast<const int8_t*>(weights), sums);

@@ -259,11 +259,22 @@ inline Line spread_word(const int8_t* from) {
     return _mm512_set1_epi32(word);
 }
 
+#ifdef __AVX512VNNI__
+inline Line spread_number(int32_t number) {
+    return _mm512_set1_epi32(number);
+}
+
+// Bytes from −128 to 127 as those from 0 to 255.
+inline Line without_sign(Line bytes) {
+    return _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+}
+#endif
+
 inline Line no_bytes() {
     return _mm512_setzero_si512();
 }
 
-// `sum` and the products of bytes, where `codes` are from 0 to 15; `byte_sums` has the sums of 4 neighbouring bytes, of up to 32 numbers.
+// `sum` and the products of bytes, where `codes` are from 0 to 15, or 255 with VNNI; `byte_sums` has the sums of 4 neighbouring bytes, of up to 32 numbers.
 inline Line add_bytes(Line sum, Line codes, Line bytes) {
 #ifdef __AVX512VNNI__
     return _mm512_dpbusd_epi32(sum, codes, bytes);

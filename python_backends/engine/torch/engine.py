@@ -25,7 +25,7 @@ from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.cpu.fetch import use_faster_cache
-from python_backends.engine.cpu.library import has_tiles, library
+from python_backends.engine.cpu.library import has_tiles, library, multiplies_bytes
 from python_backends.engine.cpu.model import PackedModel
 from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.cpu.steps import LayerSteps
@@ -109,7 +109,11 @@ class TorchEngine:
         self._layer_steps: LayerSteps | None = None  # None: torch's operators compute
         if layers_library is not None:
             packed = PackedModel(
-                description, weights.dtype, self.limits.max_model_tokens, self.limits.state_layer
+                description,
+                weights.dtype,
+                self.limits.max_model_tokens,
+                self.limits.state_layer,
+                multiplies_bytes(layers_library),
             )
             del description  # the embedding as it was read
             self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
