@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from python_backends.launcher.health import Pause
+from python_backends.launcher.health import Start
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.process_group import ASK, deaf, end_group, start_group
 from python_backends.settings import ROOT
@@ -54,8 +54,7 @@ class Companion:
         self._record = record
         self._command = deaf([sys.executable, "-m", module, str(files.directory), *arguments])
         self._process: subprocess.Popen[bytes] | None = None
-        self._longest_pause_s = longest_pause_s
-        self._pause = Pause(longest_pause_s)
+        self._start = Start(f"the {name}", self._start_process, longest_pause_s)
         self._started_s = 0.0
         self._has_to_be_counted = False  # it ended, and was not started again since
 
@@ -66,34 +65,25 @@ class Companion:
 
     def heal(self) -> None:
         """Starts it for the first time, and again after it has ended."""
-        if self._process is not None:
-            if self._process.poll() is None:
-                return
+        if self._process is None:
+            if not self._start.is_due:
+                self._start.begin()
+            self._start.go_on()
+        elif (code := self._process.poll()) is not None:
             if time.monotonic() - self._started_s >= LONG_S:
-                self._pause = Pause(self._longest_pause_s)
-            log.warning(
-                "the %s ended with %d; starting it again in %.0f s",
-                self._name,
-                self._process.returncode,
-                self._pause.next_s,
-            )
+                self._start.forget_pauses()
+            next_s = self._start.next_pause_s
+            log.warning("the %s ended with %d; starting it again in %.0f s", self._name, code, next_s)
             end_group(self._process, 0)
             self._process, self._has_to_be_counted = None, True
-            self._pause.begin()
-        if self._pause.is_over:
-            self._files.keep()
-            self._start()
+            self._start.begin(has_failed=True)
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
+        """Raises OSError if the host refuses."""
+        self._files.keep()
         board = self._record.board.fd
         environment = {**os.environ, **ENVIRONMENT, VARIABLE: str(board)}
-        try:
-            self._process = start_group(self._command, environment, cwd=ROOT, pass_fds=[board])
-        except OSError as error:  # too many processes, for example
-            what = "the %s can't be started (%s); trying again in %.0f s"
-            log.warning(what, self._name, error, self._pause.next_s)
-            self._pause.begin()
-            return
+        self._process = start_group(self._command, environment, cwd=ROOT, pass_fds=[board])
         self._started_s = time.monotonic()
         if self._has_to_be_counted:
             self._record.count_restart(self._name)

@@ -46,9 +46,9 @@ class FrontProcess(Companion):
             self._silence = Silence()
             self.kill()
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         self._sign, self._silence = self._board.sign(self._name_on_board), Silence()
-        super()._start()
+        super()._start_process()
 
 
 class FrontProcesses:

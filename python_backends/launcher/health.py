@@ -43,56 +43,51 @@ class FailedStarts:
             )
 
 
-class Pause:
-    """Before something is tried again; longer each time."""
-
-    def __init__(self, longest_s: float = LONGEST_PAUSE_S) -> None:
-        self.next_s = FIRST_PAUSE_S
-        self._longest_s = longest_s
-        self._end_s = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._end_s
-
-    def begin(self) -> None:
-        self._end_s = time.monotonic() + self.next_s
-        self.next_s = min(2 * self.next_s, self._longest_s)
-
-
 class Start:
     """Starts a process, after longer and longer pauses if that fails. What the host refuses for the moment
     (too many processes, no memory, no files) says nothing of the process, and is tried for any time.
     """
 
-    def __init__(self, what: str, start: Callable[[], None]) -> None:
+    def __init__(
+        self, what: str, start: Callable[[], None], longest_pause_s: float = LONGEST_PAUSE_S
+    ) -> None:
         """`start` raises OSError if the host refuses."""
         self._what = what
         self._start = start
-        self._pause = Pause()
+        self._longest_pause_s = longest_pause_s
+        self.next_pause_s = FIRST_PAUSE_S
+        self._pause_end_s = 0.0
         self.is_due = False  # it is to be started and is not yet
 
     def begin(self, has_failed: bool = False) -> None:
         """Starts it at once, or after a pause if the last start has failed: what it lacked may come back."""
         self.is_due = True
         if has_failed:
-            self._pause.begin()
+            self._begin_pause()
         else:
-            self._pause = Pause()
+            self.forget_pauses()
         self.go_on()
+
+    def forget_pauses(self) -> None:
+        """The next one is short again."""
+        self.next_pause_s, self._pause_end_s = FIRST_PAUSE_S, 0.0
 
     def go_on(self) -> None:
         """To be called several times a second. Does nothing once it is started."""
-        if not self.is_due or not self._pause.is_over:
+        if not self.is_due or time.monotonic() < self._pause_end_s:
             return
         try:
             self._start()
             self.is_due = False
         except OSError as error:
             log.warning(
-                "%s can't be started (%s); trying again in %.0f s", self._what, error, self._pause.next_s
+                "%s can't be started (%s); trying again in %.0f s", self._what, error, self.next_pause_s
             )
-            self._pause.begin()
+            self._begin_pause()
+
+    def _begin_pause(self) -> None:
+        self._pause_end_s = time.monotonic() + self.next_pause_s
+        self.next_pause_s = min(2 * self.next_pause_s, self._longest_pause_s)
 
 
 class Pulse:
