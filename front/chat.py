@@ -18,7 +18,7 @@ from front.expecting import Wish, shape_of
 from front.fields import read_ask
 from front.guided.choice import NONE
 from front.guided.choice import of_openai as choice_of
-from front.guided.guide import named
+from front.guided.guide import names_of
 from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.messages import plain_messages
@@ -75,7 +75,7 @@ class Chat(Answering):
         asks = bounded(client, model, shape, ask.thinking_token_budget, "thinking_token_budget")
         asks = one_call(asks, model, shape)
         super().__init__(ask, [(messages, each) for each in choices], model, asks)
-        self._came = by_names(named(self._came, guide), names)
+        self._came = by_names(self._came, {**names, **names_of(guide)})
         self._scores = bool(ask.logprobs)
         self._texts = [TokenTexts(model, ask.stop_token_ids or (), shape.continues) for _ in choices]
         self._parts = [Parts(model, shape) for _ in choices]

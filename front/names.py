@@ -14,13 +14,16 @@ Names = Mapping[str, str]  # an interface's, by those of chats
 
 
 def renamed(problem: ProblemError, names: Names) -> ProblemError:
-    """Returns `problem`, or one that says the same by the interface's name of the field."""
+    """Returns `problem`, or one that says the same by the interface's name of the field. Which kind a guide
+    has is left out: the interface chose it.
+    """
     error: dict[str, Any] = problem.body["error"]
     param, said = error["param"] or "", error["message"]
-    field = re.split(r"[\[.]", param)[0]
+    field = re.split(r"\W", param or said, maxsplit=1)[0]
     if field not in names:
         return problem
-    said = names[field] + said.removeprefix(field) if said.startswith(field) else said
+    if said.startswith(field):
+        said = names[field] + re.sub(r"^ \(\w+\)", "", said.removeprefix(field))
     return ProblemError(problem.status, said, problem.code, names[field] + param[len(field) :], error["type"])
 
 

@@ -22,9 +22,10 @@ from front.bounded_thoughts import bounded
 from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.guided.choice import of_anthropic
-from front.guided.guide import named
+from front.guided.guide import names_of
 from front.guided.wanted import wanted
 from front.model import Model
+from front.names import by_names
 from front.one_call import one_call
 from front.parameters import parameters_of
 from front.parts.answer import Parts
@@ -71,7 +72,8 @@ class Message:
         asks = bounded(client, model, shape, budget, "thinking.budget_tokens")
         asks = one_call(asks, model, shape)
         came = until_full(asks, (messages, parameters), self._is_streamed)
-        self._came = _emptied(named(came, guide)) if is_empty else named(came, guide)
+        came = by_names(came, names_of(guide))
+        self._came = _emptied(came) if is_empty else came
         self._stopped = StoppedBy(ask.stop_sequences or (), model, shape.continues)
         self._parts = Parts(model, shape)
         self._blocks = Blocks((ask.thinking or {}).get("display") == "omitted")

@@ -1,19 +1,14 @@
-"""A guide for the ensemble, and its refusals by the name of the client's own field."""
+"""A guide for the ensemble, and which of the client's fields asks for it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from client.parameters import Parameters
-from front.answers import Answers
-from front.errors import ProblemError
 
 KIND, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
-NAMED = re.compile(rf"{KIND}|{GUIDE}(?: \(\w+\))?")
 
 Format = dict[str, Any]  # of a structural tag
 
@@ -37,19 +32,6 @@ def tagged(form: Format, field: str) -> Guide:
     return Guide("structural_tag", json.dumps(document, ensure_ascii=False), field)
 
 
-async def named(came: Answers, guide: Guide | None) -> Answers:
-    """The same answers. Raises ProblemError, of a guide by the name of the client's field."""
-    try:
-        async with contextlib.aclosing(came) as pieces:
-            async for each in pieces:
-                yield each
-    except ProblemError as problem:
-        raise problem if guide is None else _renamed(problem, guide.field) from None
-
-
-def _renamed(problem: ProblemError, field: str) -> ProblemError:
-    error: dict[str, Any] = problem.body["error"]
-    if error["param"] not in (KIND, GUIDE) and not NAMED.match(error["message"]):
-        return problem
-    said = NAMED.sub(field, error["message"], count=1)
-    return ProblemError(problem.status, said, problem.code, field, error["type"])
+def names_of(guide: Guide | None) -> dict[str, str]:
+    """What the client calls the ensemble's fields of it."""
+    return {} if guide is None else dict.fromkeys((KIND, GUIDE), guide.field)

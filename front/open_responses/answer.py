@@ -14,10 +14,11 @@ from front.errors import ProblemError, refused
 from front.expecting import Wish, shape_of
 from front.fields import read_body
 from front.guided.choice import NONE
-from front.guided.guide import named
+from front.guided.guide import names_of
 from front.guided.inputs import inputs_of
 from front.guided.wanted import wanted
 from front.model import Model
+from front.names import by_names
 from front.one_call import one_call
 from front.open_responses.asks import ResponsesAsk, check
 from front.open_responses.items import TOO_LONG, Growing
@@ -72,7 +73,7 @@ class Answer:
         self._is_streamed = bool(ask.stream)
         asks = one_call(client, model, shape)
         came = until_full(asks, (messages, parameters), self._is_streamed)
-        self._came = named(came, guide)
+        self._came = by_names(came, names_of(guide))
         self._growing = Growing(ask, model.name)
         self._texts = TokenTexts(model, (), False) if ask.wants_log_probs else None
         self._scores: list[dict[str, Any] | None] = []  # of each token so far
