@@ -87,7 +87,7 @@ class App:
         self._queue = Queue(run_directory)
         metrics = FrontMetrics()
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)
-        self._page = Page(model.name, settings.front.vllm_metrics)
+        self._page = Page(model.name)
         tokenizing = Tokenizing(settings, model)
         kept = WRITTEN / settings.front.directory
         place = partial(place_of, model=settings.model_directory, num_digits=SHORT)

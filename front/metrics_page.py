@@ -1,6 +1,5 @@
 """/metrics of the front, in Prometheus' text format: what its clients see, in histograms that are typed as
-such. With `front.vllm_metrics` the same numbers are there under the names of vLLM, too, which dashboards,
-autoscalers and gateways read.
+such. The same numbers are there under vLLM's names, too, which dashboards, autoscalers and gateways read.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ OUR_PREFIX, THEIR_PREFIX = "gapless_front_", "vllm:"
 
 
 class Page:
-    """Writes numbers of a model as text. `as_vllm`: under its names, too."""
+    """Writes numbers of a model as text."""
 
-    def __init__(self, model: str, as_vllm: bool) -> None:
+    def __init__(self, model: str) -> None:
         self._label = f'model_name="{_escaped(model)}"'
-        self._prefixes = (OUR_PREFIX, THEIR_PREFIX) if as_vllm else (OUR_PREFIX,)
 
     def text(self, numbers: Numbers, status: dict[str, Any]) -> str:
         """`status` is the scheduler model's; empty if there is none."""
         lines = [*self._requests(numbers)]
-        for which, prefix in enumerate(self._prefixes):
+        for which, prefix in enumerate((OUR_PREFIX, THEIR_PREFIX)):
             lines += self._answers(numbers, which, prefix)
-        if THEIR_PREFIX in self._prefixes:
-            lines += self._theirs_alone(numbers, status)
+        lines += self._theirs_alone(numbers, status)
         return "\n".join(lines) + "\n"
 
     def _requests(self, numbers: Numbers) -> Iterator[str]:

@@ -57,10 +57,6 @@ class FrontSettings:
     log_requests: bool = setting(
         True, "true: one line of JSON in the log for each request, without its text (docs/openai.md)"
     )
-    vllm_metrics: bool = setting(
-        True,
-        "true: /metrics has its numbers under the names of vLLM, too, which dashboards and gateways read",
-    )
     demo: bool = setting(
         False,
         "true: the page at / has a button that kills an instance, to show that answers go on (docs/page.md)",

@@ -18,7 +18,6 @@ import pytest
 from front import health, queue, responses
 from front.health import Health
 from front.metrics import FrontMetrics
-from front.metrics_page import Page
 from front.record import Record
 from front.shared_metrics import SharedMetrics
 from python_backends.launcher.readiness import Readiness, path_of
@@ -199,14 +198,6 @@ def read(text: str) -> tuple[dict[str, str], dict[str, float]]:
             assert re.sub(r"(_bucket|_sum|_count)?\{.*", "", name) in types
             numbers[name] = float(value)
     return types, numbers
-
-
-def test_vllms_names_can_be_left_out() -> None:
-    metrics = FrontMetrics()
-    metrics.ended(Record(route="/", status=200), 1.0)
-    text = Page('a "b"', as_vllm=False).text(metrics.numbers, {})
-    assert "vllm" not in text
-    read(text)
 
 
 def test_several_processes_have_one_page_of_metrics() -> None:
