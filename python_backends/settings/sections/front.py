@@ -14,7 +14,8 @@ class FrontSettings:
     )
     processes: int = setting(
         1,
-        "front processes on that port, each with one thread: more for more than a few hundred streams",
+        "front processes on that port, each with one thread: more for more than a few hundred streams; the"
+        " kernel divides the connections among them",
         1,
         16,
     )
