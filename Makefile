@@ -15,7 +15,7 @@ QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
 
-.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all test-slow fuzz lint format docs model-card size stale clean
+.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all test-slow fuzz lint format docs model-card stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -108,10 +108,6 @@ docs:           ## the docs as a site, in run/site; a link to no file is an erro
 model-card:     ## measure the bundled model on held-out prompts and write the table into its card; ARGS="--prompts 50" for fewer
 	@build/set-up
 	$(PY) -m models.recipe --evaluate $(ARGS)
-
-size:           ## lines per file and how long functions are
-	@build/set-up
-	@$(PY) build/size.py
 
 stale:          ## published results that are older than the code that they measure
 	@build/set-up
