@@ -28,7 +28,6 @@ from python_backends.instance.guided_requests import GuidedRequests
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.instance.warm_up import warm_up
-from python_backends.linux.large_pages import keep_large_pages_if_faster
 from python_backends.linux.start_clock import start_clock
 from python_backends.moving.copier import Copier
 from python_backends.moving.moves import Moves
@@ -54,9 +53,6 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """
     settings = choose(settings).settings  # the launcher has done so; benchmarks and tests leave it open
     kind = kind_of(settings)
-    if kind.has_weights and settings.model.device == "cpu":
-        keep_large_pages_if_faster()
-    start_clock.ended("trials")
     engine = kind.make(settings)
     gc.collect()
     gc.freeze()  # loaded objects stay: without this, a garbage collection takes as long as a step

@@ -13,7 +13,7 @@ from python_backends.settings import ROOT
 from tests.support.server.serving import BUSY
 
 LAUNCHER = {"imports", "settings", "finding the model", "tritonserver", "the front", "first token", OTHER}
-INSTANCE = ("imports", "tokenizer", "trials", "reading weights", "engine", "first steps", "wires")
+INSTANCE = ("imports", "tokenizer", "reading weights", "engine", "first steps", "wires")
 
 
 def test_the_phases_of_a_start_are_told(tmp_path: Path) -> None:
