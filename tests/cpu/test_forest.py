@@ -45,15 +45,19 @@ def meinshausen(trees: RandomForestRegressor, seen: Observations, row: Floats) -
     return weights.tolist()
 
 
-def test_weights_are_meinshausens(grown: Forest) -> None:
-    seen = tasks(800, seed=1)
-    seen = seen[order(seen.lengths, seen.ended)]
-    trees = RandomForestRegressor(
+def random_forest(seen: Observations) -> RandomForestRegressor:
+    return RandomForestRegressor(
         forests.NUM_TREES,
         min_samples_leaf=forests.MIN_LEAF,
         max_features=forests.SHARE_OF_FEATURES,
         random_state=0,
     ).fit(seen.features, seen.lengths, seen.weights)
+
+
+def test_weights_are_meinshausens(grown: Forest) -> None:
+    seen = tasks(800, seed=1)
+    seen = seen[order(seen.lengths, seen.ended)]
+    trees = random_forest(seen)
     for row in tasks(5, seed=2).features:
         assert grown.weights(row[None])[0] == pytest.approx(meinshausen(trees, seen, row), abs=1e-6)
 
@@ -62,12 +66,7 @@ def test_the_mean_is_nearly_that_of_the_random_forest() -> None:
     """Not quite: a tree of scikit-learn averages its bootstrap sample, these weights all observations."""
     seen = tasks(800, seed=1)
     seen = Observations(seen.features, seen.lengths, np.ones(800, bool), seen.instructions, seen.weights)
-    trees = RandomForestRegressor(
-        forests.NUM_TREES,
-        min_samples_leaf=forests.MIN_LEAF,
-        max_features=forests.SHARE_OF_FEATURES,
-        random_state=0,
-    ).fit(seen.features, seen.lengths, seen.weights)
+    trees = random_forest(seen)
     asked = tasks(200, seed=3).features
     means = [prediction.mean for prediction in grow(seen).predict(asked)]
     assert np.abs(np.array(means) - trees.predict(asked)).mean() < 2

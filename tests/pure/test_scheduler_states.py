@@ -144,8 +144,6 @@ asks = st.fixed_dictionaries(
     }
 )
 
-sevens = st.lists(st.floats(0, 200), min_size=7, max_size=7)  # a mean and its quantiles
-
 
 def make_request(
     number: int, shared: int, length: int, seed: int, priority: int, scored: bool, **sampling: Any

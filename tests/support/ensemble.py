@@ -18,6 +18,7 @@ import grpc
 import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from client import wire
 from client.parameters import FORMATS, TABLE
 from client.wire import Piece
 from front.app import App
@@ -100,22 +101,11 @@ def inputs_of(request: Any) -> dict[str, Any]:
     """A request's inputs as Python values; lists as tuples."""
     found = {}
     for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True):
-        values = _values(tensor.datatype, data)
+        values = wire._values(tensor.datatype, data)
         row = TABLE.get(tensor.name)
         is_list = tensor.name == "input_ids" or (row is not None and row.is_list)
         found[tensor.name] = tuple(values) if is_list else values[0]
     return found
-
-
-def _values(dtype: str, data: bytes) -> list[Any]:
-    if dtype != "BYTES":
-        return [value for (value,) in struct.iter_unpack(FORMATS[dtype], data)]
-    texts, start = [], 0
-    while start < len(data):
-        (size,) = struct.unpack_from("<I", data, start)
-        start += 4 + size
-        texts.append(data[start - size : start].decode())
-    return texts
 
 
 def response(piece: Piece) -> Any:
