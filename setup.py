@@ -45,14 +45,16 @@ class BuildWithServer(build_py):
     """Brings the server, which `client/__main__.py` finds, as `gapless/server`."""
 
     def run(self) -> None:
+        package = Path(self.build_lib, "gapless")
+        shutil.rmtree(package, ignore_errors=True)  # of an earlier build
         super().run()
         if self.editable_mode:
             return
+        server = package / "server"
         for name in BROUGHT:
-            target = Path(self.build_lib, "gapless", "server", name)
-            shutil.copytree(name, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            shutil.copytree(name, server / name, ignore=shutil.ignore_patterns("__pycache__"))
         for path in layers():
-            shutil.copy(path, Path(self.build_lib, "gapless/server/python_backends/engine/cpu"))
+            shutil.copy(path, server / "python_backends/engine/cpu")
 
 
 class WheelWithLayers(bdist_wheel):

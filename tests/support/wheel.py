@@ -13,14 +13,17 @@ from python_backends.settings import ROOT
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", ".perf", ".gpu-wheels", "__pycache__", "*.egg-info")
 
 
+def copied(place: Path) -> Path:
+    """Returns what a wheel is built from, copied into a folder of `place`."""
+    left_out = shutil.ignore_patterns(*LEFT_OUT, "docs", "run", "tests", "benchmarks")
+    return Path(shutil.copytree(ROOT, place / "source", ignore=left_out))
+
+
 def built(place: Path, compiler: str = "no-such-compiler") -> Path:
     """Without the network: setuptools is in the environment. `place` is an empty folder. `compiler`: of the
     layers in C++.
     """
-    source, made = place / "source", place / "made"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT, "docs", "run", "tests", "benchmarks")
-    )
+    source, made = copied(place), place / "made"
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
         [*command, "--wheel-dir", str(made), str(source)],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.settings import ROOT
-from tests.support.wheel import built
+from tests.support.wheel import built, copied
 
 USE = """
 import sys
@@ -77,6 +77,22 @@ def test_where_there_is_a_compiler_it_has_layers_for_each_processor_which_are_us
     found = sorted((server / "python_backends/engine/cpu").glob("*.so"))
     assert sorted(map(Path, done.stdout.split())) == found
     assert [path.name.split("-")[1] for path in found] == ["amx", "avx2", "avx512", "avx512_bf16"]
+
+
+def test_what_is_built_again_has_no_file_that_is_gone(tmp_path: Path) -> None:
+    source, build = copied(tmp_path), tmp_path / "build"
+    gone = [source / "front/gone.py", source / "client/gone.py"]
+    for path in gone:
+        path.touch()
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(build)]
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    for is_there in (True, False):
+        subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
+        for name in ("gapless/server/front/gone.py", "gapless/gone.py"):
+            assert (build / name).exists() == is_there
+        for path in gone:
+            path.unlink(missing_ok=True)
+    assert (build / "gapless/server/front/app.py").exists()
 
 
 def test_what_serving_needs_is_pinned_and_wanted_only_where_it_serves(wheel: Path) -> None:
