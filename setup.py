@@ -1,6 +1,7 @@
 """What pyproject.toml can't say: the wheel has the server in a folder of the client's package, where none of
-its names meets those of other packages; its dependencies are the pinned ones of requirements.lock; and where
-there is g++ it has the layers in C++, compiled for every processor that they know, and is for x86-64.
+its names meets those of other packages; its version has the commit; its dependencies are the pinned ones of
+requirements.lock; and where there is g++ it has the layers in C++, compiled for every processor that they
+know, and is for x86-64.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +67,18 @@ class WheelWithLayers(bdist_wheel):
         return (*tag[:2], "linux_x86_64") if layers() else tag
 
 
+def version() -> str:
+    """With the commit: pip keeps what is installed where the version is the same."""
+    if (archive := Path("PKG-INFO")).exists():  # a source archive has the version that it was made with
+        return re.findall(r"^Version: (\S+)$", archive.read_text(), re.MULTILINE)[0]
+    number = str(tomllib.loads(Path("pyproject.toml").read_text())["tool"]["gapless"]["version"])
+    if not Path(".git").exists() or shutil.which("git") is None:
+        return number
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=.dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{number}+g{commit}" if commit else number
+
+
 def pinned() -> list[str]:
     torch = re.findall(r"^torch=(\S+)$", Path("build/set-up").read_text(), re.MULTILINE)
     lines = re.findall(r"^\w\S*==\S+", Path("requirements.lock").read_text(), re.MULTILINE)
@@ -72,6 +86,7 @@ def pinned() -> list[str]:
 
 
 setup(
+    version=version(),
     cmdclass={"build_py": BuildWithServer, "bdist_wheel": WheelWithLayers},
     install_requires=[*CLIENT, *pinned()],
 )

@@ -34,11 +34,13 @@ OWN = {"client", "commands", "front", "gapless", "python_backends"}
 
 
 def release() -> str:
-    """Of this code. An image has no pyproject.toml."""
+    """Of this code. An image has no pyproject.toml, and its commit if the build was told."""
     if IS_INSTALLED:
         return version("gapless")
     project = ROOT / "pyproject.toml"
-    return tomllib.loads(project.read_text())["project"]["version"] if project.exists() else "of an image"
+    if project.exists():
+        return str(tomllib.loads(project.read_text())["tool"]["gapless"]["version"])
+    return f"of an image {os.environ.get('GAPLESS_COMMIT', '')}".strip()
 
 
 def main() -> int:

@@ -20,6 +20,10 @@ USER gapless
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 ENV GAPLESS_SERVER__ADDRESS=0.0.0.0 GAPLESS_FRONT__PORT=0 GAPLESS_PREDICTION__DIRECTORY=/data GAPLESS_FINETUNING__DIRECTORY=/data/finetuning
 EXPOSE 8000 8001 8002
+# what `gapless --version` says of this image: --build-arg COMMIT="$(git rev-parse --short HEAD)"
+ARG COMMIT=
+LABEL org.opencontainers.image.revision=$COMMIT
+ENV GAPLESS_COMMIT=$COMMIT
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
 ENTRYPOINT ["python3", "-m", "commands.serve"]

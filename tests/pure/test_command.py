@@ -20,6 +20,17 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
     return of_command_line(serve.arguments())
 
 
+def test_an_image_tells_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert command.release().count(".") == 2
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.delenv("GAPLESS_COMMIT", raising=False)
+    assert command.release() == "of an image"
+    monkeypatch.setenv("GAPLESS_COMMIT", "1a2b3c4")
+    assert command.release() == "of an image 1a2b3c4"
+    for name in ("Dockerfile", "tensorrt-llm.Dockerfile"):
+        assert "\nENV GAPLESS_COMMIT=$COMMIT\n" in (ROOT / "build/image" / name).read_text()
+
+
 def test_each_command_can_be_called() -> None:
     """In one process: each module has its `main`."""
     code = (

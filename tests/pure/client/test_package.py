@@ -95,6 +95,30 @@ def test_what_is_built_again_has_no_file_that_is_gone(tmp_path: Path) -> None:
     assert (build / "gapless/server/front/app.py").exists()
 
 
+def test_its_version_has_the_commit_so_pip_takes_newer_code(tmp_path: Path) -> None:
+    source = copied(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def version() -> str:
+        return run(sys.executable, "setup.py", "--version")
+
+    number = version()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", number)
+    run("git", "init", "-q")
+    run("git", "add", "setup.py")
+    run(*git, "commit", "-qm", "first")
+    made = f"{number}+g{run('git', 'rev-parse', '--short', 'HEAD')}"
+    assert version() == made
+    (source / "setup.py").write_text((source / "setup.py").read_text() + "# changed\n")
+    assert version() == f"{made}.dirty"
+    (source / "PKG-INFO").write_text(f"Name: gapless\nVersion: {made}\n")
+    assert version() == made, "as its source archive"
+
+
 def test_what_serving_needs_is_pinned_and_wanted_only_where_it_serves(wheel: Path) -> None:
     packed = zipfile.ZipFile(wheel)
     (name,) = (name for name in packed.namelist() if name.endswith("/METADATA"))
