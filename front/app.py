@@ -121,7 +121,8 @@ class App:
         ]
         self._routes = Starlette(routes=routes, exception_handlers=HANDLERS)
         paths = [route.path for route in routes]
-        observed = Observed(self._guarded, metrics, self._queue, paths, settings.front.log_requests)
+        draining = partial(is_draining, model.board)
+        observed = Observed(self._guarded, metrics, self._queue, paths, settings.front.log_requests, draining)
         self._outermost = allow_origins(observed, settings.front.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

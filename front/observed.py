@@ -1,5 +1,5 @@
 """What is done around every request: its id, its record, its line in the log, its place in the metrics, and
-the headers that say how long to wait.
+the headers that say how long to wait, and that the connection ends.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,14 +31,23 @@ class Observed:
     """An ASGI application around another one."""
 
     def __init__(
-        self, app: ASGIApp, metrics: FrontMetrics, queue: Queue, routes: Collection[str], logs: bool
+        self,
+        app: ASGIApp,
+        metrics: FrontMetrics,
+        queue: Queue,
+        routes: Collection[str],
+        logs: bool,
+        is_draining: Callable[[], bool],
     ) -> None:
-        """`routes`: the paths that metrics name. `logs`: one line of JSON for each request."""
+        """`routes`: the paths that metrics name. `logs`: one line of JSON for each request. `is_draining`:
+        whether the server takes no more requests.
+        """
         self._app = app
         self._metrics = metrics
         self._queue = queue
         self._routes = frozenset(routes)
         self._logs = logs
+        self._is_draining = is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,6 +83,8 @@ class Observed:
             headers[name] = record.request_id
         if record.status == 429:
             headers["retry-after"] = str(await self._queue.retry_after_s())
+        if self._is_draining():  # the client's next request may find another server by a new connection
+            headers["connection"] = "close"
         is_stream = headers.get("content-type", "").startswith("text/event-stream")
         if is_stream and not record.first_token_s:  # nothing has come, and the stream shows that it lives
             waits_for = await self._queue.waits_for(record.request_id)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from python_backends.wires.control import ControlEnd
 from tests.pure.front.conftest import MESSAGES
 from tests.support.ensemble import ORIGIN, Ensemble, Front
 from tests.support.front_wire import sent
+from tests.support.server.serving import wait_for
 
 INSTANCE = {"slots_busy": 3, "blocks": 8, "blocks_used": 2}
 WAITS = {"waits_for": "slot", "place": 2, "predicted_tokens": 40, "id": "mine", "tokens": 0}
@@ -232,6 +236,28 @@ def test_a_server_that_drains_takes_no_new_request(front: Front, ensemble: Ensem
     assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
     assert re.fullmatch(r"\d+", headers["retry-after"])
     assert not ensemble.asked
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_answers_of_a_server_that_drains_end_their_connections(
+    front: Front, ensemble: Ensemble, is_stream: bool
+) -> None:
+    """The next request goes to another server behind the same address."""
+    body = {"messages": MESSAGES, "stream": is_stream}
+    assert "connection" not in sent(front, CHAT, body)[1]
+    ensemble.pause_s = 1.0
+    with futures.ThreadPoolExecutor() as threads:
+        answered = threads.submit(sent, front, CHAT, body)
+        wait_for(lambda: len(ensemble.asked) == 2, 30)
+        LauncherRecord(front.board, ()).drain()
+        status, headers, _ = answered.result()
+    assert (status, headers["connection"]) == (200, "close")
+    with socket.create_connection(("127.0.0.1", front.port), 30) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answer.read()
+        assert (answer.status, connection.recv(1)) == (503, b"")
 
 
 # --- health
