@@ -117,7 +117,9 @@ class Events(Response):
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], manner: Manner = PLAIN) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        # nginx, and proxies that know its header, keep a stream back otherwise
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._events = events
         self._manner = manner

@@ -36,6 +36,7 @@ def test_open_webuis_calls_are_answered(front: Front, ensemble: Ensemble) -> Non
 
     status, head, text = sent(front, CHAT, CHAT_BODY, **HEADERS)
     assert (status, head["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    assert head["x-accel-buffering"] == "no", "a proxy would keep the stream back"
     *events, end = text.removesuffix("\n\n").split("\n\n")
     assert end == "data: [DONE]"
     chunks = [
