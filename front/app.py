@@ -50,7 +50,6 @@ from front.shared_metrics import SharedMetrics
 from front.tinker.routes import TinkerRoutes
 from front.tokenizing import Tokenizing
 from python_backends.checkpoint.places import SHORT, place_of
-from python_backends.launcher.address import is_loopback
 from python_backends.settings import WRITTEN, Settings
 from python_backends.watching.launcher_record import is_draining
 
@@ -83,7 +82,7 @@ class App:
         self._model = model
         self._client = client
         self._keys = keys
-        self._pages = KeylessPages(settings.front.allowed_origins, is_loopback(settings.server.address))
+        self._pages = KeylessPages(settings.front.allowed_origins)
         self._queue = Queue(run_directory)
         metrics = FrontMetrics()
         self.shared_metrics = SharedMetrics(metrics, model.board, number, settings.front.processes)

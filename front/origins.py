@@ -36,21 +36,21 @@ def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 class KeylessPages:
-    """Which pages may ask a server without keys: its own, and those of the origins that are allowed."""
+    """Which pages may ask a server without keys: its own, and those of the origins that are allowed. None may
+    ask by another name of the Internet: its owner can let it mean this host, and so make any page one of the
+    server's own. That holds for every address: a container listens on all, and is published on this host.
+    """
 
-    def __init__(self, origins: str, is_loopback: bool) -> None:
-        """`is_loopback`: only this host reaches the server. Then no page may ask by a name of the Internet:
-        whoever owns a name can let it mean this host, and so make any page one of the server's own.
-        """
+    def __init__(self, origins: str) -> None:
         self._allowed = origins_in(origins)
-        self._names = {_name_in(_host_of(origin)) for origin in self._allowed} if is_loopback else None
+        self._names = {_name_in(_host_of(origin)) for origin in self._allowed}
 
     def refusal(self, headers: Headers) -> ProblemError | None:
         """Returns why the request is refused; None: it isn't."""
         if ANY in self._allowed:
             return None
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        if self._names is not None and (name := _name_in(host)) not in self._names and not _is_inner(name):
+        if (name := _name_in(host)) not in self._names and not _is_inner(name):
             said = "must be an IP address, localhost, or a name in front.allowed_origins"
             return ProblemError(403, f"Host = {host[:80]!r}: without a key, it {said}", "forbidden")
         # browsers alone write Sec-Fetch-Site; it is right where a proxy writes another Host

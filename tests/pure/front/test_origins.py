@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from front.keys import read_keys
+from front.keys import Keys, read_keys
 from front.origins import KeylessPages
+from python_backends.settings import ServerSettings
 from tests.pure.front.conftest import KEY, MESSAGES
 from tests.support.ensemble import ORIGIN, Ensemble, Front
 from tests.support.front_wire import ask
@@ -17,10 +18,10 @@ CHAT = "/v1/chat/completions"
 OWN = "http://127.0.0.1:9000"
 
 
-def refusal(host: str, origin: str = "", allowed: str = "", is_loopback: bool = True, **others: str) -> str:
+def refusal(host: str, origin: str = "", allowed: str = "", **others: str) -> str:
     """Which header is refused; empty: none is."""
     given = {"host": host, **others, **({"origin": origin} if origin else {})}
-    problem = KeylessPages(allowed, is_loopback).refusal(Headers(given))
+    problem = KeylessPages(allowed).refusal(Headers(given))
     assert problem is None or (problem.status, problem.code) == (403, "forbidden")
     return "" if problem is None else str(problem).partition(" ")[0]
 
@@ -69,10 +70,20 @@ def test_names_that_are_no_ones_on_the_internet_and_allowed_ones_mean_this_host(
 
 
 @pytest.mark.parametrize("host", ["rebound.example.com:9000", "localhost.example.com", "127.0.0.1.nip.io"])
-def test_another_name_is_refused_where_only_this_host_reaches_the_server(host: str) -> None:
+def test_another_name_is_refused(host: str) -> None:
     assert refusal(host) == refusal(host, f"http://{host}") == "Host"
-    assert refusal(host, is_loopback=False) == ""
     assert refusal(host, allowed="*") == ""
+
+
+def test_a_container_that_listens_on_all_addresses_refuses_it_too(
+    ensemble: Ensemble, model: Path, tmp_path: Path
+) -> None:
+    front = Front(ensemble, model, tmp_path, Keys(()), server=ServerSettings(address="0.0.0.0"))
+    try:
+        assert ask(front, "/v1/models", host="rebound.example.com:9000")[0] == 403
+        assert ask(front, "/v1/models", host="gapless:9000")[0] == 200
+    finally:
+        front.close()
 
 
 def test_a_page_behind_a_proxy_that_writes_another_host_is_the_servers_own() -> None:
