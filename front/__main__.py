@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import uvicorn
 from client.channel import VARIABLES
 from front.app import App
 from front.attempts import Patience
+from front.certificate import Renewal, tls_files
 from front.connections import Connection
 from front.health import is_up
 from front.keys import read_keys
@@ -26,7 +26,7 @@ from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, API_KEY, LOOPBACK, in_url, ip_of
 from python_backends.linux.process_group import ASK
-from python_backends.settings import ROOT, FrontSettings, Settings, SettingsError, read_settings
+from python_backends.settings import ROOT, Settings, SettingsError, read_settings
 from python_backends.watching.board import Board
 from python_backends.watching.launcher_record import is_draining
 from python_backends.wires.run_directory import SETTINGS
@@ -55,22 +55,22 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
     )
     async with LastingClient(url, patience) as client:
         app = App(settings, run_directory, model, client, keys, number)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http=Connection,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=END_S,
-                ssl_certfile=certificate,
-                ssl_keyfile=key,
-            )
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=END_S,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
+        config.load()
+        server = uvicorn.Server(config)
 
         def end() -> None:
             app.end()
@@ -80,29 +80,11 @@ async def serve(settings: Settings, run_directory: Path, number: int) -> None:
         others = [asyncio.create_task(_beat(app)), asyncio.create_task(app.health.watch())]
         work = (app.batches, app.corrections, app.tinker.sessions)
         others += [asyncio.create_task(each.run()) for each in work]
+        if config.ssl is not None:
+            others.append(asyncio.create_task(Renewal(settings.front, config.ssl).run()))
         await server.serve([listen(ip, settings.front.port, settings.front.processes > 1)])
         for other in others:
             other.cancel()
-
-
-def tls_files(front: FrontSettings) -> tuple[str | None, str | None]:
-    """The paths of the certificate and of its key; None: there is none. Raises SettingsError."""
-    named = {"tls_certificate": front.tls_certificate, "tls_key": front.tls_key}
-    if front.tls_key and not front.tls_certificate:
-        raise SettingsError(f"front.tls_key = {front.tls_key!r}: needs front.tls_certificate")
-    for name, path in named.items():
-        try:
-            (ROOT / path).open("rb").close() if path else None
-        except OSError as error:
-            raise SettingsError(f"front.{name} = {path!r}: can't be read: {error.strerror}") from error
-    certificate, key = (str(ROOT / path) if path else None for path in named.values())
-    if certificate is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-        except ssl.SSLError as error:
-            said = " and ".join(f"front.{name} = {path!r}" for name, path in named.items() if path)
-            raise SettingsError(f"{said}: must be a certificate with its key, PEM: {error}") from error
-    return certificate, key
 
 
 async def _beat(app: App) -> None:

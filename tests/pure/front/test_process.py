@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from client.channel import VARIABLES
-from front.__main__ import tls_files
 from front.health import is_healthy
 from front.model import Model
 from python_backends.launcher.companion import ENVIRONMENT
 from python_backends.launcher.readiness import Readiness
-from python_backends.settings import ROOT, FrontSettings, ModelSettings, Settings, SettingsError
+from python_backends.settings import ROOT, ModelSettings, Settings
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.watching.launcher_record import LauncherRecord
@@ -38,23 +34,6 @@ def test_health_needs_the_launchers_word_a_ready_instance_and_no_drain(model: Pa
     LauncherRecord(board, ()).drain()
     assert not is_healthy(tmp_path, 8000, served)
     board.close()
-
-
-def test_files_of_tls_that_can_not_be_used_are_named(tmp_path: Path) -> None:
-    empty, missing = tmp_path / "empty.pem", tmp_path / "missing.pem"
-    empty.touch()
-    for files, said in (
-        ({"tls_key": str(empty)}, f"front.tls_key = '{empty}': needs front.tls_certificate"),
-        ({"tls_certificate": str(missing)}, f"front.tls_certificate = '{missing}': can't be read: No such"),
-        (
-            {"tls_certificate": str(empty), "tls_key": str(missing)},
-            f"front.tls_key = '{missing}': can't be read: No such",
-        ),
-        ({"tls_certificate": str(empty)}, f"front.tls_certificate = '{empty}': must be a certificate"),
-    ):
-        with pytest.raises(SettingsError, match=f"^{re.escape(said)}"):
-            tls_files(FrontSettings(**files))
-    assert tls_files(FrontSettings()) == (None, None)
 
 
 def test_it_brings_no_torch_along() -> None:
