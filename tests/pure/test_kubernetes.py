@@ -153,6 +153,18 @@ def test_a_pod_has_longer_to_stop_than_open_requests_have(overlay: str) -> None:
     assert POD["terminationGracePeriodSeconds"] >= int(pause_s) + settings_of(overlay).server.drain_s + 15
 
 
+def test_corrected_settings_replace_a_pod_that_never_got_ready_and_pods_are_moved_one_at_a_time() -> None:
+    """With the default policy a rolling update waits for that pod."""
+    assert read("base/stateful-set.yaml")["spec"]["podManagementPolicy"] == "Parallel"
+    budget = read("base/disruption-budget.yaml")["spec"]
+    (spread,) = POD["topologySpreadConstraints"]
+    (labels,) = read("base/kustomization.yaml")["labels"]
+    for each in (budget["selector"], spread["labelSelector"]):
+        assert each["matchLabels"] == labels["pairs"], "it would be for other pods, too"
+    assert budget["maxUnavailable"] == 1
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "one node is enough"
+
+
 @each_overlay
 def test_it_starts_with_the_key_alone(overlay: str) -> None:
     """Without the Secret the pod is not started at all."""
