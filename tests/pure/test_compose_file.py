@@ -46,6 +46,20 @@ def test_the_command_that_ends_all_names_every_profile() -> None:
     assert line == " ".join(f"--profile {each}" for each in sorted(named))
 
 
+def test_each_command_of_the_docs_starts_one_server() -> None:
+    """Two would write into one volume, and those for a GPU want the same one."""
+    text = (ROOT / "docs/operations.md").read_text()
+    commands = re.findall(r"^[^`\n]*docker compose (.*)\bup\b([ \w-]*)", text, re.MULTILINE)
+    assert len(commands) > 4
+    for options, words in commands:
+        profiles = {*re.findall(r"--profile (\w+)", options)}
+        started = words.split() or [
+            name for name, service in SERVICES.items() if profiles.issuperset(service.get("profiles", []))
+        ]
+        images = {SERVICES[name]["image"] for name in started}
+        assert len(images & {SERVICES[name]["image"] for name in OURS}) == 1, (options, words)
+
+
 @each_service
 def test_ports_are_published_on_this_host_only_and_no_two_are_the_same(name: str) -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
