@@ -1,10 +1,10 @@
 # Gapless beside TensorRT-LLM, in NVIDIA's image, which holds Triton, TensorRT-LLM, torch and transformers in versions that fit each other:
-# only what it lacks is added, pinned as in requirements.lock. Not built by the project's tests: they reach no such image.
+# only what it lacks, or has too old (llguidance), is added, pinned as in requirements.lock. Not built by the project's tests: they reach no such image.
 FROM nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3
 LABEL org.opencontainers.image.title=Gapless
 WORKDIR /gapless
 COPY requirements.lock .
-RUN grep -E '^(msgspec|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2)==' requirements.lock >missing.lock \
+RUN grep -E '^(msgspec|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2|llguidance)==' requirements.lock >missing.lock \
  && python3 -m pip install --no-cache-dir --no-deps -r missing.lock \
  && groupadd --gid 10001 gapless && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home gapless \
  && install -d -o gapless -g gapless /data

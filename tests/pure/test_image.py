@@ -198,6 +198,17 @@ def test_each_pinned_package_has_the_hashes_of_its_files() -> None:
     assert "--require-hashes -r" in (ROOT / "build/set-up").read_text()
 
 
+def test_the_image_of_tensorrt_llm_gets_our_llguidance() -> None:
+    """TensorRT-LLM pins one that is too old for guides, which the tokenizer imports."""
+    written = (ROOT / "build/image/tensorrt-llm.Dockerfile").read_text()
+    pattern = re.search(r"grep -E '(.*?)' requirements\.lock", written)
+    assert pattern is not None
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    added = [line.partition("==")[0] for line in lock if re.match(pattern[1], line)]
+    assert "llguidance" in added
+    assert len(added) == pattern[1].count("|") + 1, "each of them is in the lock"
+
+
 def test_continuous_integration_runs_the_kernels() -> None:
     assert "build/set-up dev kernels" in (ROOT / ".ci/run").read_text()
     assert re.search(r"^triton==\d", (ROOT / "requirements-kernels.lock").read_text(), re.MULTILINE)
