@@ -127,6 +127,11 @@ def test_nothing_is_in_an_attribute_that_the_policy_forbids(elements: Elements) 
     assert not [name for name in names if name.startswith("on") or name == "style"]
 
 
+def test_a_number_that_the_server_refuses_is_sent_so_that_its_error_is_read(elements: Elements) -> None:
+    (form,) = [attributes for _, attributes in elements.found if attributes.get("id") == "ask"]
+    assert "novalidate" in form, "a browser would keep it, without a word while the options are closed"
+
+
 def test_every_element_that_the_script_names_is_there(elements: Elements) -> None:
     ids = {attributes.get("id") for _, attributes in elements.found}
     named = set(re.findall(r'\$\("([\w-]+)"\)', TEXT))
