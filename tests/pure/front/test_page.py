@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from front.keys import read_keys
+from front.live.glance import EVERY_S
 from front.live.page import FILE, INLINE
 from tests.pure.front.conftest import KEY
 from tests.support.ensemble import Ensemble, Front
@@ -130,6 +131,10 @@ def test_nothing_is_in_an_attribute_that_the_policy_forbids(elements: Elements) 
 def test_a_number_that_the_server_refuses_is_sent_so_that_its_error_is_read(elements: Elements) -> None:
     (form,) = [attributes for _, attributes in elements.found if attributes.get("id") == "ask"]
     assert "novalidate" in form, "a browser would keep it, without a word while the options are closed"
+
+
+def test_the_page_counts_its_seconds_by_how_often_snapshots_come() -> None:
+    assert re.findall(r"EVERY_S = ([\d.]+)", TEXT) == [str(EVERY_S)]
 
 
 def test_every_element_that_the_script_names_is_there(elements: Elements) -> None:

@@ -93,6 +93,11 @@ def test_the_seventeenth_of_seventeen_reads_why_it_waits() -> None:
     assert page["texts"]["slots"] == "16 / 16"
 
 
+def test_long_waits_are_told_in_minutes_and_seconds() -> None:
+    page = shown(status(waiting(1, 1, age_s=89.9), waiting(2, 2, age_s=119.7), waiting(3, 3, age_s=3605)))
+    assert [line.rpartition(" · ")[2] for line in page["waiting"]] == ["89.9 s", "2 min 0 s", "60 min 5 s"]
+
+
 def test_a_crash_is_seen_and_the_answer_in_its_row_again() -> None:
     orphan = waiting(2, 1, "no_instance", instance=NOWHERE, life=1, tokens=20)
     dead = status(orphan, instances=[instance(state="lost", slots=0)])
