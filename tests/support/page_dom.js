@@ -1,6 +1,7 @@
 // Runs the script of the page without a browser: as much of a document as the script uses, and a server that
 // answers as it is told. Reads {script, ids, answers} as JSON: `answers` are lists of texts by path, each a
-// part of the body. Writes what the page shows as JSON.
+// part of the body. `key`: what the server asks for; `typed`: what its reader types into the dialog, one after
+// the other ("": cancels, and sends the message). Writes what the page shows as JSON.
 "use strict";
 const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
 
@@ -60,25 +61,35 @@ Object.assign(globalThis, {
 const at = (id) => document.getElementById(id), wait = (ms) => new Promise((done) => setTimeout(done, ms));
 async function until(what) { while (!what()) await wait(5); }
 
+function send() {
+  at("text").value = given.message;
+  at("ask").fire("submit");
+}
+
 async function main() {
   (0, eval)(given.script);
-  if (given.key) {
+  if (given.rekey) at("rekey").fire("click");
+  const typed = given.typed ?? (given.key ? [given.key] : []), titles = [];
+  for (const text of typed) {
     await until(() => at("keybox").open);
-    at("key").value = given.key;
-    at("keyform").fire("submit");
+    titles.push(at("key-title").textContent);
+    at("key").value = text;
+    at(text ? "keyform" : "nokey").fire(text ? "submit" : "click");
+    if (text) continue;
+    await until(() => at("state").textContent === "the server asks for a key");
+    send();
   }
   await until(() => at("events").children.length >= given.num_events && at("model").textContent);
   const kills = body.querySelectorAll(".kill");
   if (given.kills) kills[0].fire("click");
   if (given.message) {
-    at("text").value = given.message;
-    at("ask").fire("submit");
+    if (!typed.includes("")) send();
     await until(() => body.querySelectorAll(".turn").length === 2 && !("aria-busy" in body.querySelectorAll(".turn")[1].attributes));
     await until(() => !body.querySelector(".answer") || body.querySelector(".answer").children.at(-1).textContent);
   }
   const lane = (row) => Object.fromEntries(["fill", "fan", "range", "mean"].map((part) => [part, row.querySelector(`.${part}`).style]));
   process.stdout.write(JSON.stringify({
-    asked, texts: Object.fromEntries([...body.all()].filter((each) => each.id).map((each) => [each.id, each.textContent])),
+    asked, titles, texts: Object.fromEntries([...body.all()].filter((each) => each.id).map((each) => [each.id, each.textContent])),
     rows: body.querySelectorAll(".row").map((row) => ({name: row.className, text: row.querySelector(".says").textContent, lane: lane(row)})),
     turns: body.querySelectorAll(".turn").map((turn) => turn.children.map((each) => each.textContent)),
     waiting: at("waiting").children.map((each) => each.textContent), kills: kills.map((each) => each.hidden), key: at("key").value,

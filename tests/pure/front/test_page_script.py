@@ -145,6 +145,21 @@ def test_the_page_asks_for_a_key_and_sends_it_with_all_that_it_asks() -> None:
     assert "sk-1" not in page["texts"]["curl"]
 
 
+def test_a_key_that_comes_late_brings_the_live_half_too_and_a_wrong_one_is_named() -> None:
+    answers = {"/v1/chat/completions": CHAT}
+    typed = ["", "sk-2", "sk-1"]
+    page = shown(status(request(1)), key="sk-1", typed=typed, message="?", answers=answers)
+    asks = "This server asks for a key"
+    assert page["titles"] == [asks, asks, "This key was refused"]
+    assert page["texts"]["state"] == "ready"
+    assert page["rows"][0]["text"] == "20 of ~60 (40–90)"
+    assert page["turns"][1][1] == "<b>Paris</b>"
+
+
+def test_a_key_can_be_given_to_a_server_that_asks_for_none() -> None:
+    assert shown(status(), rekey=True, typed=["sk-1"])["titles"] == ["The key that this page sends"]
+
+
 def test_the_button_is_there_in_a_demo_alone() -> None:
     assert shown(status())["kills"] == [True]
     page = shown(status(), demo=True, kills=True, message="?", answers={"/v1/chat/completions": CHAT})
