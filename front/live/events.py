@@ -79,9 +79,11 @@ def _requests(before: Status, now: Status) -> Iterator[News]:
 
 
 def _jobs(before: Status, now: Status) -> Iterator[News]:
+    known = before["training"] is not None
     old = (before["training"] or {}).get("jobs", {})
     for status, count in ((now["training"] or {}).get("jobs", {})).items():
-        if count > old.get(status, 0):
+        # where no job was known, an ended one is old: the scheduler model has only just heard of it
+        if count > old.get(status, 0) and (known or status in ("queued", "running")):
             yield "training", f"a fine-tuning job {JOBS.get(status, status)}"
 
 

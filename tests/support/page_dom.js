@@ -90,6 +90,7 @@ async function main() {
   const lane = (row) => Object.fromEntries(["fill", "fan", "range", "mean"].map((part) => [part, row.querySelector(`.${part}`).style]));
   process.stdout.write(JSON.stringify({
     asked, titles, texts: Object.fromEntries([...body.all()].filter((each) => each.id).map((each) => [each.id, each.textContent])),
+    hidden: [...body.all()].filter((each) => each.id && each.hidden).map((each) => each.id),
     rows: body.querySelectorAll(".row").map((row) => ({name: row.className, text: row.querySelector(".says").textContent, lane: lane(row)})),
     turns: body.querySelectorAll(".turn").map((turn) => turn.children.map((each) => each.textContent)),
     waiting: at("waiting").children.map((each) => each.textContent), kills: kills.map((each) => each.hidden), key: at("key").value,

@@ -136,6 +136,21 @@ def test_an_answer_that_fails_says_why() -> None:
         assert page["texts"]["said"] == said
 
 
+@pytest.mark.parametrize(
+    ("steps", "jobs", "said"),
+    [
+        (0, {"succeeded": 1}, None),
+        (0, {"running": 1}, "no step yet"),
+        (7, {"running": 1, "succeeded": 1}, "step 7 · loss 2.50"),
+    ],
+)
+def test_training_is_shown_while_a_job_is_trained(steps: int, jobs: dict[str, int], said: str | None) -> None:
+    training = {"steps": steps, "tokens": 64 * steps, "loss": 2.5 if steps else 0.0, "jobs": jobs}
+    page = shown(status(training=training))
+    assert ("training-box" in page["hidden"]) == (said is None)
+    assert said in (None, page["texts"]["training"])
+
+
 def test_the_page_asks_for_a_key_and_sends_it_with_all_that_it_asks() -> None:
     page = shown(status(request(1)), key="sk-1", message="?", answers={"/v1/chat/completions": CHAT})
     assert page["turns"][1][1] == "<b>Paris</b>"

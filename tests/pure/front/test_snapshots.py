@@ -125,6 +125,7 @@ def test_training_is_told_by_its_jobs() -> None:
     assert texts(status(), jobs(running=1)) == [("training", "a fine-tuning job is being trained")]
     assert texts(jobs(running=1), jobs(succeeded=1)) == [("training", "a fine-tuning job has succeeded")]
     assert texts(jobs(running=1), jobs(running=1)) == []
+    assert texts(status(), jobs(succeeded=3, failed=1)) == [], "old jobs, of which it has just heard"
 
 
 def test_a_restart_is_counted_by_the_launcher() -> None:
