@@ -1,7 +1,8 @@
 // Runs the script of the page without a browser: as much of a document as the script uses, and a server that
 // answers as it is told. Reads {script, ids, answers} as JSON: `answers` are lists of texts by path, each a
 // part of the body. `key`: what the server asks for; `typed`: what its reader types into the dialog, one after
-// the other ("": cancels, and sends the message). Writes what the page shows as JSON.
+// the other ("": cancels, and sends the message); `late`: parts of /glance that come once the message is sent,
+// before its answer does. Writes what the page shows as JSON.
 "use strict";
 const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
 
@@ -38,7 +39,9 @@ class Node {
   requestSubmit() { return this.fire("submit"); }
 }
 
+const CHAT = "/v1/chat/completions";
 const body = new Node("body"), asked = [];
+let note = null;  // below the answer, after the late parts
 for (const [id, tag] of Object.entries(given.ids)) { const made = new Node(tag); made.id = id; body.append(made); }
 Object.assign(globalThis, {
   document: {hidden: false, documentElement: body, addEventListener() {}, createElement: (tag) => new Node(tag),
@@ -52,8 +55,13 @@ Object.assign(globalThis, {
     if (!known) return new Response(JSON.stringify({error: {message: "not there"}}), {status: 404});
     const parts = path === "/glance" ? given.answers[known].splice(0) : given.answers[known], encoder = new TextEncoder();
     const stream = new ReadableStream({async start(out) {
-      for (const part of parts) { out.enqueue(encoder.encode(part)); await new Promise((done) => setTimeout(done, 5)); }
-      if (path !== "/glance") out.close();  // the page looks on
+      if (path === CHAT && given.late) await until(() => note !== null);
+      for (const part of parts) { out.enqueue(encoder.encode(part)); await wait(5); }
+      if (path !== "/glance") return out.close();  // the page looks on
+      if (!given.late) return;
+      await until(() => asked.some((each) => each.path === CHAT));
+      for (const part of given.late) { out.enqueue(encoder.encode(part)); await wait(50); }
+      note = body.querySelector(".answer").children[2].textContent;
     }});
     return new Response(stream);
   },
@@ -89,7 +97,7 @@ async function main() {
   }
   const lane = (row) => Object.fromEntries(["fill", "fan", "range", "mean"].map((part) => [part, row.querySelector(`.${part}`).style]));
   process.stdout.write(JSON.stringify({
-    asked, titles, texts: Object.fromEntries([...body.all()].filter((each) => each.id).map((each) => [each.id, each.textContent])),
+    asked, note, titles, texts: Object.fromEntries([...body.all()].filter((each) => each.id).map((each) => [each.id, each.textContent])),
     hidden: [...body.all()].filter((each) => each.id && each.hidden).map((each) => each.id),
     rows: body.querySelectorAll(".row").map((row) => ({name: row.className, text: row.querySelector(".says").textContent, lane: lane(row)})),
     turns: body.querySelectorAll(".turn").map((turn) => turn.children.map((each) => each.textContent)),

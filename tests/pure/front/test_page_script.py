@@ -40,6 +40,7 @@ def shown(*statuses: dict[str, Any], demo: bool = False, **given: Any) -> Any:
     """What the page shows after these statuses, of which each has its snapshot."""
     made = Snapshots(demo)
     glances = [event(made.next(each, {})).decode() for each in statuses]
+    given["late"] = [event(made.next(each, {})).decode() for each in given.get("late", [])] or None
     num_events = len(json.loads(glances[-1].removeprefix("data: "))["events"])
     answers = {"/glance/kill": ["{}"], "/glance": glances, "/v1/models": MODELS, **given.pop("answers", {})}
     asked = {"script": SCRIPT, "ids": IDS, "answers": answers, "num_events": num_events, **given}
@@ -96,6 +97,16 @@ def test_the_seventeenth_of_seventeen_reads_why_it_waits() -> None:
 def test_long_waits_are_told_in_minutes_and_seconds() -> None:
     page = shown(status(waiting(1, 1, age_s=89.9), waiting(2, 2, age_s=119.7), waiting(3, 3, age_s=3605)))
     assert [line.rpartition(" · ")[2] for line in page["waiting"]] == ["89.9 s", "2 min 0 s", "60 min 5 s"]
+
+
+def test_a_request_that_snapshots_do_not_list_says_what_it_waits_for_and_is_seldom_asked_for() -> None:
+    others = status(*(waiting(number, number + 1) for number in range(50)))
+    own = json.dumps({"choices": [{"request": 60, "waits_for": "slot", "place": 61}]})
+    answers = {"/v1/chat/completions": CHAT, "/v1/requests/": [own]}
+    page = shown(others, late=[others] * 20, message="Capital?", answers=answers)
+    assert page["note"] == "waits: all slots are taken · place 61"
+    assert sum(each["path"].startswith("/v1/requests/") for each in page["asked"]) == 1
+    assert page["turns"][1][1:3] == ["<b>Paris</b>", ""]
 
 
 def test_a_crash_is_seen_and_the_answer_in_its_row_again() -> None:
