@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 
-import msgspec
 from msgspec import Struct, field
 
 from front.record import Record
@@ -49,9 +48,6 @@ class Numbers(Struct):
     tokens: dict[str, int] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)  # by status and route, with a space between
     finished: dict[str, int] = field(default_factory=dict)  # by reason
-
-    def copy(self) -> Numbers:
-        return msgspec.json.decode(msgspec.json.encode(self), type=Numbers)
 
     def add(self, others: Numbers) -> None:
         for name, theirs in others.histograms.items():

@@ -218,6 +218,9 @@ def test_several_processes_have_one_page_of_metrics() -> None:
         assert numbers.tokens["prompt"] == 6
         assert (numbers.requests, numbers.finished) == ({"200 /": 2}, {"stop": 2})
         assert (sum(numbers.histograms["whole"].counts), numbers.histograms["whole"].sum) == (2, 3.0)
+    again = SharedMetrics(FrontMetrics(), board, 1, 2)  # it had ended
+    again.beat()
+    assert {each.of_all().tokens["prompt"] for each in (made[0], again)} == {6}
     board.close()
 
 
