@@ -75,8 +75,10 @@ def test_what_is_mounted_is_there(name: str) -> None:
 
 
 def test_prometheus_asks_every_server() -> None:
-    (job,) = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
-    assert sorted(job["dns_sd_configs"][0]["names"]) == sorted(OURS)
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    places = {job["job_name"]: job["dns_sd_configs"][0] for job in jobs}
+    assert {name: place["port"] for name, place in places.items()} == {"gapless": 8002, "front": 9000}
+    assert all(sorted(place["names"]) == sorted(OURS) for place in places.values())
 
 
 @each_service
