@@ -152,8 +152,8 @@ class InstanceLoads:
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
         gauge("gapless_instances", len(self._seen - self._loads.keys()), (("state", "lost"),))
         gauge("gapless_instances", len(self.wanted - self._seen), (("state", "starting"),))
-        if self._router is not None:
-            self._export_each(self._router)
+        for instance in self._shown:
+            self._export_of(instance)
 
     def status_of(self, number: int) -> dict[str, Any]:
         """What an instance carries that should run, for people."""
@@ -203,14 +203,13 @@ class InstanceLoads:
         self._metrics.count("gapless_instance_seconds_total", (now_s - self._counted_s) * len(self.wanted))
         self._counted_s = now_s
 
-    def _export_each(self, router: Router) -> None:
-        for instance in self._shown:
-            labels = (("instance", str(instance)),)
-            said = self._said(instance)
-            for field, shown in NUMBERS.items():
-                if shown.of_each:
-                    self._metrics.gauge(shown.of_each, getattr(said, field), labels)
-            freeness = router.freeness(instance)
+    def _export_of(self, instance: int) -> None:
+        labels, said = (("instance", str(instance)),), self._said(instance)
+        for field, shown in NUMBERS.items():
+            if shown.of_each:
+                self._metrics.gauge(shown.of_each, getattr(said, field), labels)
+        if self._router is not None:
+            freeness = self._router.freeness(instance)
             self._metrics.gauge("gapless_instance_freeness_tokens", freeness, labels)
-            count = router.num_dispatches.get(instance, 0)
+            count = self._router.num_dispatches.get(instance, 0)
             self._metrics.total("gapless_dispatches_total", count, labels)

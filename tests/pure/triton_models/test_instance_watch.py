@@ -137,6 +137,16 @@ def test_the_seconds_of_all_instances_are_added_up() -> None:
     assert watch.metrics.counters[name] == 3 * 10 + 5
 
 
+def test_one_instance_alone_shows_the_time_of_its_step_too() -> None:
+    watch = Watch()
+    watch.get_ready(0)
+    watch.hear(InstanceLoad(0, LIMITS, Load(step_s=0.02)))
+    watch.watch.loads.export()
+    labels = (("instance", "0"),)
+    assert watch.metrics.gauges["gapless_instance_step_seconds", labels] == 0.02
+    assert ("gapless_instance_freeness_tokens", labels) not in watch.metrics.gauges
+
+
 def test_a_heartbeat_of_another_version_hurts_nothing() -> None:
     """Its token gaps and jobs are counted by other bounds and states."""
     watch = Watch(instances=2)
