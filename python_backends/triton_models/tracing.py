@@ -48,7 +48,7 @@ class StreamTraceSpans:
                 "num_output_tokens": len(stream.tokens),
                 "finish_reason": stream.finish.reason,
             }
-            self._spans.add("decode", parent, first_ns, now_ns, restarts=stream.request_epoch, **outcome)
+            self._spans.add("decode", parent, first_ns, now_ns, life=stream.request_epoch, **outcome)
 
     def close(self) -> None:
         self._spans.close()

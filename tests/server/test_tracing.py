@@ -147,7 +147,7 @@ def test_our_spans_join_the_trace_of_a_request(traced: tuple[Gapless, Receiver])
     assert queue.end_ns == prefill.start_ns
     assert prefill.end_ns == decode.start_ns
     assert decode.end_ns - decode.start_ns > 39 * 5_000_000 * 0.8
-    assert decode.attributes == {"num_output_tokens": 40, "finish_reason": "length", "restarts": 0}
+    assert decode.attributes == {"num_output_tokens": 40, "finish_reason": "length", "life": 0}
 
 
 def test_every_way_a_request_ends_is_traced_and_the_server_lives_on(traced: tuple[Gapless, Receiver]) -> None:
@@ -175,7 +175,7 @@ def test_every_way_a_request_ends_is_traced_and_the_server_lives_on(traced: tupl
 
 def ended(receiver: Receiver) -> set[tuple[str, int]]:
     return {
-        (s.attributes["finish_reason"], s.attributes["restarts"])
+        (s.attributes["finish_reason"], s.attributes["life"])
         for s in list(receiver.spans)
         if s.name == "decode"
     }
