@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from python_backends.launcher.address import ALL_IPV4, in_url, ip_of, of_triton_http
+from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of, of_triton_http
 from python_backends.launcher.namesakes import write_namesakes
 from python_backends.launcher.triton_files import MODELS, TritonFiles
 from python_backends.settings import ServerSettings
@@ -116,11 +116,18 @@ def environment(files: TritonFiles, board: Board) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
         "PYTHONPATH": ".",
         "GAPLESS_RUN_DIRECTORY": ".",
+        "no_proxy": _no_proxy(),
         VARIABLE: str(board.fd),
         "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # the processors belong to the engine
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _no_proxy() -> str:
+    """This host is asked through no proxy: a collector of trace spans may listen on it."""
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    return given if given.strip() == "*" else ",".join(filter(None, (given, "localhost", LOOPBACK, "::1")))
 
 
 def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:

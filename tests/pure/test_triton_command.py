@@ -77,6 +77,25 @@ def test_variables_of_other_platforms_change_nothing(
     assert {"--allow-vertex-ai=false", "--allow-sagemaker=false"} <= set(options)
 
 
+@pytest.mark.parametrize(
+    ("variable", "given", "expected"),
+    [
+        ("NO_PROXY", "", "localhost,127.0.0.1,::1"),
+        ("NO_PROXY", "a.example", "a.example,localhost,127.0.0.1,::1"),
+        ("no_proxy", "b.example", "b.example,localhost,127.0.0.1,::1"),
+        ("NO_PROXY", "*", "*"),
+    ],
+)
+def test_a_collector_of_traces_on_this_host_is_asked_through_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, variable: str, given: str, expected: str
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, given)
+    variables = environment(TritonFiles(Path("/b"), Path("/c"), ()), Board())
+    assert variables["no_proxy"] == expected
+
+
 def test_triton_gets_no_path_that_a_shell_or_a_list_of_directories_could_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
