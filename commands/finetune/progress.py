@@ -26,6 +26,10 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
+    def wait(self) -> None:
+        """The time so far is none of training."""
+        self._bar.unpause()
+
     def say(self, message: str) -> None:
         """In place of the loss, until the next step."""
         self._bar.set_postfix_str(message)
@@ -48,6 +52,8 @@ def watch(job: Job) -> Job:
         bar.say("waits for a server that trains")
         while True:
             now = Job(job.directory)
+            if now.status == "queued":
+                bar.wait()
             for line in job.losses:
                 if line["step"] > shown:  # after a crash, the last ones are computed again
                     shown = line["step"]
