@@ -142,12 +142,15 @@ def loads_of(asked: argparse.Namespace) -> list[Load]:
 async def measure(asked: argparse.Namespace, load: Load, work: list[Ask], outcomes: list[Outcome]) -> None:
     """Adds to `outcomes` when an answer ends, so that an interrupted test keeps its outcomes so far."""
     ignore: list[Outcome] = []
+    num_errors = 0
     with tqdm(total=len(work) - WARM_UP, desc=str(load), unit="req") as bar:
 
         def book(outcome: Outcome) -> None:
+            nonlocal num_errors
             outcomes.append(outcome)
+            num_errors += bool(outcome.error)
             bar.update()
-            bar.set_postfix(errors=sum(bool(each.error) for each in outcomes), refresh=False)
+            bar.set_postfix(errors=num_errors, refresh=False)
 
         async with AsyncClient(asked.url, timeout_s=asked.timeout_s, retries=Retries(attempts=1)) as client:
             await run(client, Load(concurrency=WARM_UP), work[:WARM_UP], 0, ignore.append)
