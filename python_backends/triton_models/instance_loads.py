@@ -24,25 +24,23 @@ log = logging.getLogger("gapless.scheduler")
 class Shown(NamedTuple):
     """Under which names a number of `Load` is shown."""
 
-    of_all: tuple[str, ...] = ()  # gauges of its sum over all instances
+    of_all: str = ""  # a gauge of its sum over all instances
     of_each: str = ""  # a gauge with a label for each instance
     in_status: str = ""
 
 
 NUMBERS = {
-    "num_running": Shown(
-        ("gapless_requests_running", "gapless_slots_busy"), "gapless_instance_slots_busy", "slots_busy"
-    ),
-    "num_slots": Shown(("gapless_slots_total",), in_status="slots"),
-    "num_waiting": Shown((), "gapless_instance_waiting", "waiting"),
-    "num_used_blocks": Shown(("gapless_kv_blocks_used",), "gapless_instance_kv_blocks_used", "blocks_used"),
-    "num_blocks": Shown(("gapless_kv_blocks_total",), in_status="blocks"),
-    "num_retained_blocks": Shown(("gapless_kv_blocks_retained",)),
-    "num_borrowed_blocks": Shown(("gapless_finetuning_borrowed_blocks",)),
-    "peak_blocks": Shown(("gapless_admission_peak_blocks",), in_status="peak_blocks"),
+    "num_running": Shown("gapless_slots_busy", "gapless_instance_slots_busy", "slots_busy"),
+    "num_slots": Shown("gapless_slots_total", in_status="slots"),
+    "num_waiting": Shown("", "gapless_instance_waiting", "waiting"),
+    "num_used_blocks": Shown("gapless_kv_blocks_used", "gapless_instance_kv_blocks_used", "blocks_used"),
+    "num_blocks": Shown("gapless_kv_blocks_total", in_status="blocks"),
+    "num_retained_blocks": Shown("gapless_kv_blocks_retained"),
+    "num_borrowed_blocks": Shown("gapless_finetuning_borrowed_blocks"),
+    "peak_blocks": Shown("gapless_admission_peak_blocks", in_status="peak_blocks"),
     "num_evictions": Shown(in_status="evictions"),
-    "num_adapters": Shown(("gapless_adapters_loaded",)),
-    "step_s": Shown((), "gapless_instance_step_seconds", "step_s"),
+    "num_adapters": Shown("gapless_adapters_loaded"),
+    "step_s": Shown("", "gapless_instance_step_seconds", "step_s"),
 }
 
 
@@ -145,8 +143,8 @@ class InstanceLoads:
         self._count_seconds()
         gauge = self._metrics.gauge
         for field, shown in NUMBERS.items():
-            for name in shown.of_all:
-                gauge(name, sum(getattr(load.said, field) for load in self._loads.values()))
+            if shown.of_all:
+                gauge(shown.of_all, sum(getattr(load.said, field) for load in self._loads.values()))
         draining = self._draining
         gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))

@@ -19,11 +19,10 @@ EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the serv
 Labels = tuple[tuple[str, str], ...]
 
 GAUGES = {
-    "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
     "gapless_waiting": f"The same by the reason: {', '.join(WaitReason)} (docs/waiting.md)",
     "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
-    "gapless_slots_busy": "Slots in use",
+    "gapless_slots_busy": "Slots in use: each by one request",
     "gapless_slots_total": "Slots of the decode batch",
     "gapless_kv_blocks_used": "KV blocks held by running requests",
     "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",

@@ -263,7 +263,6 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
     assert after["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30
     assert after["gapless_slots_total"] == 16
     for name in (
-        "gapless_requests_running",
         "gapless_requests_waiting",
         "gapless_slots_busy",
         "gapless_kv_blocks_used",

@@ -155,7 +155,7 @@ def test_a_heartbeat_of_another_version_hurts_nothing() -> None:
         InstanceLoad(0, LIMITS, Load(num_running=3, gap_counts=(1, 2), training=TrainingLoad(jobs=(4,))))
     )
     watch.watch.loads.export()
-    assert watch.metrics.gauges["gapless_requests_running", ()] == 3
+    assert watch.metrics.gauges["gapless_slots_busy", ()] == 3
     assert watch.metrics.gauges["gapless_finetuning_jobs", (("status", "queued"),)] == 4
     assert sum(watch.metrics.histograms["gapless_token_gap_seconds"].counts) == 0
 
