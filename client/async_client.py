@@ -92,11 +92,12 @@ class AsyncClient:
                 raise
             raise from_grpc(error, self._url) from error
 
-    async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, request: Any, **options: Any) -> AsyncGenerator[Piece, None]:
+        """`options`: of each call of gRPC."""
         tries, limit_us = Call(self._retries, self._timeout_s), deadline_us(request)
         while True:
             with self._errors():
-                call = self._ask(request, timeout=tries.left_s())
+                call = self._ask(request, timeout=tries.left_s(), **options)
             try:
                 with self._errors():
                     async for response in call:

@@ -18,7 +18,7 @@ from client.parameters import Parameters
 from client.retries import Retries
 from client.wire import Piece, Prompt, request_message
 from front.attempts import Attempts, Patience, is_lost
-from front.record import current
+from front.record import TRACE, current
 
 T = TypeVar("T")
 
@@ -67,10 +67,10 @@ class LastingClient(AsyncClient):
                 await attempts.wait_after(error)
 
     def _asked(self, prompt: Prompt, parameters: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        """One attempt, under the name of the HTTP request."""
-        request = request_message(prompt, True, parameters)
-        request.id = current().request_id
-        return self._pieces(request)
+        """One attempt, under the name of the HTTP request, and in its caller's trace."""
+        request, record = request_message(prompt, True, parameters), current()
+        request.id = record.request_id
+        return self._pieces(request, metadata=[(TRACE, record.trace)] if record.trace else None)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

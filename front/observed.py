@@ -16,13 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from front.metrics import FrontMetrics
 from front.queue import Queue
-from front.record import CURRENT, Record
+from front.record import CURRENT, TRACE, Record
 
 log = logging.getLogger("gapless.requests")
 
 REQUEST_ID = "x-request-id"
 REQUEST_IDS = (REQUEST_ID, "request-id")  # OpenAI's, Anthropic's
 SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+SANE_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 WAITS_FOR = "x-gapless-waits-for"
 OTHER = "other"
 
@@ -52,10 +53,12 @@ class Observed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        asked = Headers(scope=scope).get(REQUEST_ID, "")
+        headers = Headers(scope=scope)
+        asked, trace = headers.get(REQUEST_ID, ""), headers.get(TRACE, "")
         path = scope["path"]
         record = Record(
             request_id=asked if SANE_ID.fullmatch(asked) else secrets.token_hex(16),
+            trace=trace if SANE_TRACE.fullmatch(trace) else "",
             route=path if path in self._routes else OTHER,
             method=scope["method"],
             gap=self._metrics.gap,

@@ -13,12 +13,15 @@ from typing import Any
 
 from client.wire import Piece
 
+TRACE = "traceparent"  # W3C's header, and Triton's metadata
+
 
 @dataclass(slots=True)
 class Record:
     """One request over HTTP. Times are seconds of the monotonic clock."""
 
     request_id: str = ""
+    trace: str = ""  # its caller's: the header TRACE; empty: it has none
     route: str = ""
     method: str = ""
     began_s: float = field(default_factory=time.monotonic)

@@ -150,6 +150,16 @@ def test_our_spans_join_the_trace_of_a_request(traced: tuple[Gapless, Receiver])
     assert decode.attributes == {"num_output_tokens": 40, "finish_reason": "length", "life": 0}
 
 
+def test_a_request_of_the_front_joins_the_trace_of_its_caller(traced: tuple[Gapless, Receiver]) -> None:
+    gapless, receiver = traced
+    trace = TRACE[::-1]
+    body = {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": 4}
+    headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
+    assert gapless.post("/v1/chat/completions", body, headers, gapless.front_port)[0] == 200
+    wait_for(lambda: receiver.of(trace, "decode") and receiver.of(trace, "InferRequest"), 30)
+    assert receiver.of(trace, "InferRequest")[0].parent == CALLER
+
+
 def test_every_way_a_request_ends_is_traced_and_the_server_lives_on(traced: tuple[Gapless, Receiver]) -> None:
     """A client that leaves, an instance that dies in the middle, a request
     without a caller's trace, one that is refused.

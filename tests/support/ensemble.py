@@ -57,6 +57,7 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     turns: list[Sequence[Piece | None]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)  # of the requests, as Triton calls them
+    traces: list[str | None] = field(default_factory=list)  # their metadata `traceparent`
     cancelled: threading.Event = field(default_factory=threading.Event)
     pause_s: float = 0.0  # before the first piece
 
@@ -66,6 +67,7 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         asked = inputs_of(request)
         self.asked.append(asked)
         self.ids.append(request.id)
+        self.traces.append(dict(context.invocation_metadata()).get("traceparent"))
         if error := self.errors.pop(0) if self.errors else self.error:
             yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {error}")
             return

@@ -67,6 +67,13 @@ def test_the_id_of_a_request_goes_through_to_triton_and_comes_back(front: Front,
     assert ensemble.ids == ["mine", "mine"]
 
 
+def test_a_request_joins_the_trace_of_its_caller(front: Front, ensemble: Ensemble) -> None:
+    trace = "00-80e1afed08e019fc1110464cfa66635c-7a085853722dc6d2-01"
+    for each in (trace, "", f"{trace}-é"):
+        sent(front, CHAT, {"messages": MESSAGES}, traceparent=each)
+    assert ensemble.traces == [trace, None, None]
+
+
 def test_each_request_has_one_line_of_json_without_its_text(
     front: Front, caplog: pytest.LogCaptureFixture
 ) -> None:
