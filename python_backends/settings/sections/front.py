@@ -40,7 +40,8 @@ class FrontSettings:
     )
     tls_certificate: str = setting(
         "",
-        "file with the certificate chain of https, PEM, relative to this folder; empty: http",
+        "file with the certificate chain of https, PEM, relative to this folder; read again within a minute"
+        " when it has changed; empty: http",
     )
     tls_key: str = setting("", "file with its private key, PEM; empty: it is in the file of the certificate")
     allowed_origins: str = setting(
