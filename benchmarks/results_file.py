@@ -33,6 +33,7 @@ PREDICTED = ("python_backends/prediction", "python_backends/learner.py", "models
 FINETUNED = ("python_backends/engine", "python_backends/finetuning")
 MEASURED = {  # by benchmark: what its results depend on, in addition to its own code and benchmarks/common
     "agreement": ("python_backends/engine", "python_backends/scheduling", "models/bundled"),
+    "bandwidth": ("python_backends/engine", "benchmarks/weight_formats.py"),
     "batches": (*SERVED, "front"),
     "cluster": ("python_backends",),
     "coserving": ("python_backends",),

@@ -38,6 +38,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "batches": (),
     "front_cost": ("--part", "toy"),
     "guided_cost": ("--models", "tiny,bundled"),
+    "bandwidth": (),
     "finetuning_memory": (),
     "finetuning_speed": (),
     "magnus": ("--simulate", "20,0.05,0.2"),
