@@ -51,6 +51,7 @@ CODES: dict[str, type[GaplessError]] = {
     "queue_full": UnavailableError,
     "shutting_down": UnavailableError,
     "failed": FailedError,
+    "engine_failed": FailedError,  # whenever it ran this request
 }
 CODE = re.compile(r" \[([a-z_]+)\]$")
 # Over gRPC streams Triton sends the text of a failed request without its code, so the kind of its own errors

@@ -15,6 +15,8 @@ MAX_LOST = 8  # attempts, one after the other, that brought no token: the reques
 MAX_FAILED = 3  # such attempts that failed inside, while the server was there
 # a request that no server has had waits for a restart (docs/operations.md), not for a first start
 NEW_S = 60.0
+# codes of what is no better later: the server does not come back, or the engine dies whenever it runs this
+FINAL = ("shutting_down", "engine_failed")
 UNREACHED = re.compile("ailed to connect")  # gRPC's words
 LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)
@@ -102,7 +104,7 @@ class Attempts:
         self._waited_s = time.monotonic() - began_s
 
     def _is_final(self, error: GaplessError) -> bool:
-        if isinstance(error, RefusedError) or error.code == "shutting_down" or self._patience.is_ending():
+        if isinstance(error, RefusedError) or error.code in FINAL or self._patience.is_ending():
             return True
         if error.code == "queue_full" and not self._was_taken:
             return True

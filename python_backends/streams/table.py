@@ -34,6 +34,7 @@ log = logging.getLogger("gapless.scheduler")
 
 FAILED_INSIDE = "the scheduler failed inside"
 SERVER_ENDS = "the server is shutting down"
+RAN_ALONE = "the engine failed while it ran this request alone"
 S = 1_000_000_000
 MAX_WAIT_NS = S
 # a stream without text gets one empty chunk after this time, so that a broken connection is noticed
@@ -213,7 +214,7 @@ class StreamTable:
         self._metrics.instance_lost([stream for stream in ran if stream is not culprit])
         if culprit is not None:
             why = f" (silent for {silent_s:.0f} s: see streams.dead_after_s)" if silent_s else ""
-            culprit.error = f"the engine failed while it ran this request alone{why}; it is not tried again"
+            culprit.error = f"{RAN_ALONE}{why}; it is not tried again"
             self._end(culprit, Finish.ERROR)
 
     def failed(self, failed: Failed) -> None:

@@ -28,7 +28,7 @@ from python_backends.prediction.place import directory_of
 from python_backends.prediction.regressions import Regressions
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
-from python_backends.streams.table import FAILED_INSIDE, SERVER_ENDS, StreamTable
+from python_backends.streams.table import FAILED_INSIDE, RAN_ALONE, SERVER_ENDS, StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
@@ -36,6 +36,7 @@ from python_backends.triton_models.orders import Orders
 from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
 from python_backends.triton_models.tensors import (
+    ENGINE_FAILED,
     FAILED,
     QUEUE_FULL,
     SHUTTING_DOWN,
@@ -318,4 +319,6 @@ def _spans(trace_url: str) -> StreamTraceSpans | None:
 
 
 def _failure_of(outgoing: Outgoing) -> Any:
+    if outgoing.error.startswith(RAN_ALONE):
+        return failure(outgoing.error, ENGINE_FAILED)
     return failure(outgoing.error, SHUTTING_DOWN if outgoing.error == SERVER_ENDS else FAILED)

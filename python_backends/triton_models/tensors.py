@@ -24,6 +24,7 @@ VALID_NS = 300 * 10**9  # what needs longer to the scheduler model has to be sen
 NOT_FOR_CLIENTS = "this model is not for clients; ask the model `ensemble`"
 
 FAILED, QUEUE_FULL, SHUTTING_DOWN = "failed", "queue_full", "shutting_down"
+ENGINE_FAILED = "engine_failed"  # whenever it ran this request: sent again, it would end engines again
 REFUSED = RefusedError.code
 CODES = {  # of errors, by what Triton calls them
     REFUSED: "INVALID_ARG",
@@ -31,6 +32,7 @@ CODES = {  # of errors, by what Triton calls them
     QUEUE_FULL: "UNAVAILABLE",
     SHUTTING_DOWN: "UNAVAILABLE",
     FAILED: "INTERNAL",
+    ENGINE_FAILED: "INTERNAL",
 }
 
 RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the launcher

@@ -368,6 +368,7 @@ def test_pauses_are_drawn_from_their_upper_half() -> None:
         ("anything at all [shutting_down]", UnavailableError),
         ("anything at all [context_length_exceeded]", RefusedError),
         ("must be [failed]", FailedError),
+        ("must be [engine_failed]", FailedError),
         ("must be [of_another_kind]", RefusedError),
     ],
 )

@@ -200,6 +200,7 @@ def test_one_that_fails_inside_again_and_again_is_given_up_sooner(world: World) 
         ("top_p = 2: must be at most 1 [invalid_value]", RefusedError),
         ("too many open requests [queue_full]", UnavailableError),
         ("the server is shutting down [shutting_down]", UnavailableError),
+        ("the engine failed while it ran this request alone [engine_failed]", FailedError),
     ],
 )
 def test_what_is_no_loss_is_said_at_once(world: World, says: str, kind: type[GaplessError]) -> None:

@@ -218,6 +218,20 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     assert sender.sent[-1] == (True, "the server is shutting down [shutting_down]")
 
 
+def test_a_request_with_which_the_engine_fails_whenever_it_runs_has_a_code_of_its_own(served: Model) -> None:
+    """So the front does not send it again."""
+    sender = served.ask(1)
+    [stream] = served.table._streams.values()
+    for _ in range(3):
+        served.tell(InstanceReady(0, Hello(ModelLimits(64, 100, 1, 100, 16))))
+        wait_for(lambda: stream.submitted, 10)
+        served.tell(InstanceLost(0))
+        wait_for(lambda: not stream.submitted, 10)
+    wait_for(lambda: sender.is_closed, 10)
+    said = "the engine failed while it ran this request alone; it is not tried again [engine_failed]"
+    assert sender.sent[-1] == (True, said)
+
+
 @pytest.mark.parametrize("served", [ENCODED], indirect=True)
 def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls come from a thread of their own."""
