@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from client.errors import FailedError, GaplessError, RefusedError, UnavailableError
 from client.retries import Retries
 
-MAX_LOST = 8  # attempts, one after the other, that brought no token: the request itself may end the server
-MAX_FAILED = 3  # such attempts that failed inside, while the server was there
-# a request that no server has had waits for a restart (docs/operations.md), not for a first start
-NEW_S = 60.0
+# attempts, one after the other, that brought no token
+MAX_LOST = 4  # and whose server ended: the request itself may end it
+MAX_FAILED = 3  # that failed inside, while the server was there
+MAX_VAIN = 8  # of all kinds
+SUSPECT_AFTER = 2  # losses: of those that were lost so often one is sent at a time, to end the server alone
+ALONE_S = 10.0  # that the others wait at most for its first token
+# how long the server has to be up before: the launcher gives up one that ends several times within 5 s
+SETTLED_S = 6.0
 # codes of what is no better later: the server does not come back, or the engine dies whenever it runs this
 FINAL = ("shutting_down", "engine_failed")
+# a request that no server has had waits for a restart (docs/operations.md), not for a first start
+NEW_S = 60.0
 UNREACHED = re.compile("ailed to connect")  # gRPC's words
 LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)
 
 
 class LostError(FailedError):
-    """Attempts that brought no token were as many as there may be."""
+    """The server ended as often as it may in attempts that brought no token."""
 
     code = "request_lost"
 
@@ -50,11 +56,16 @@ class Patience:
 class Attempts:
     """Of one answer."""
 
-    def __init__(self, patience: Patience, new: set[int]) -> None:
-        """`new`: those that wait and that no server has had."""
+    def __init__(self, patience: Patience, new: set[int], alone: asyncio.Lock) -> None:
+        """`new`: those that wait and that no server has had; `alone`: what the suspects take in turn. Both
+        are the same for all answers.
+        """
         self._patience = patience
         self._new = new
-        self._num_lost = self._num_failed = 0  # since the last token
+        self._alone = alone
+        self._is_alone = False  # it has the turn
+        self._turn_end: asyncio.TimerHandle | None = None
+        self._num_vain = self._num_lost = self._num_failed = 0  # since the last token
         self._num_full = 0  # since the last token: a server had no place for an answer that has begun
         self._waited_s = 0.0  # for the server, since the last token; not in its queue
         self._was_taken = self._has_begun = False  # a server had it; tokens came
@@ -62,24 +73,33 @@ class Attempts:
     def came(self, num_tokens: int) -> None:
         self._was_taken = True
         if num_tokens:
+            self._end_turn()
             self._has_begun = True
-            self._num_lost = self._num_failed = self._num_full = 0
+            self._num_vain = self._num_lost = self._num_failed = self._num_full = 0
             self._waited_s = 0.0
+
+    def _end_turn(self) -> None:
+        """The next suspect may be sent. Does nothing where this one has not the turn."""
+        if self._turn_end is not None:
+            self._turn_end.cancel()
+            self._turn_end = None
+        if self._is_alone:
+            self._is_alone = False
+            self._alone.release()
 
     async def wait_after(self, error: GaplessError) -> None:
         """Waits until it makes sense to ask again. Raises `error` if it makes none, and LostError if the
         server was lost too often while it had the request.
         """
-        is_full = self._has_begun and error.code == "queue_full"
-        self._num_full += is_full
-        self._num_lost += not is_full
-        self._num_failed += not isinstance(error, UnavailableError)
+        self._end_turn()
+        self._count(error)
         if self._is_final(error):
             raise error
         self._was_taken = self._was_taken or not UNREACHED.search(str(error))
         if self._num_lost >= MAX_LOST:
-            lost = LostError(f"given up after {MAX_LOST} attempts that brought no token ({error})")
-            raise lost if self._was_taken and error.code != "queue_full" else error
+            raise LostError(f"given up after {MAX_LOST} attempts that brought no token ({error})")
+        if self._num_vain >= MAX_VAIN:
+            raise error
         if self._was_taken:
             await self._wait(error, self._patience.longest_s)
             return
@@ -91,17 +111,43 @@ class Attempts:
         finally:
             self._new.remove(id(self))
 
+    def _count(self, error: GaplessError) -> None:
+        is_full = self._has_begun and error.code == "queue_full"
+        self._num_full += is_full
+        self._num_vain += not is_full
+        self._num_lost += is_lost(error)
+        self._num_failed += not isinstance(error, UnavailableError)
+
     async def _wait(self, error: GaplessError, longest_s: float) -> None:
-        """Until Triton answers. Raises `error`."""
+        """Until Triton answers, and a suspect has its turn. Raises `error`."""
         if self._waited_s > longest_s:
             raise error
         began_s = time.monotonic() - self._waited_s
-        await asyncio.sleep(PAUSES.pause_s(min(self._num_lost + self._num_full, MAX_LOST)))
-        while not self._patience.is_up():
-            if self._patience.is_ending() or time.monotonic() - began_s > longest_s:
-                raise error
-            await asyncio.sleep(LOOK_EVERY_S)
+        if self._num_lost >= SUSPECT_AFTER:
+            await self._alone.acquire()
+            self._is_alone = True
+        try:
+            # in its turn: the one before may just have ended the server, which `is_up` says a moment later
+            await asyncio.sleep(PAUSES.pause_s(min(self._num_vain + self._num_full, MAX_VAIN)))
+            await self._until_up(error, began_s + longest_s)
+        except BaseException:
+            self._end_turn()
+            raise
         self._waited_s = time.monotonic() - began_s
+        if self._is_alone:
+            self._turn_end = asyncio.get_running_loop().call_later(ALONE_S, self._end_turn)
+
+    async def _until_up(self, error: GaplessError, end_s: float) -> None:
+        """Until Triton answers; for a suspect, until it has done so for SETTLED_S since it was seen away.
+        Raises `error` if it is away at `end_s`.
+        """
+        settled_s = 0.0
+        while not (is_up := self._patience.is_up()) or time.monotonic() < settled_s:
+            if not is_up:
+                if self._patience.is_ending() or time.monotonic() > end_s:
+                    raise error
+                settled_s = time.monotonic() + SETTLED_S * self._is_alone
+            await asyncio.sleep(LOOK_EVERY_S)
 
     def _is_final(self, error: GaplessError) -> bool:
         if isinstance(error, RefusedError) or error.code in FINAL or self._patience.is_ending():

@@ -6,6 +6,7 @@ the pieces sees a pause.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from client.errors import GaplessError, UnavailableError
 from client.parameters import Parameters
 from client.retries import Retries
 from client.wire import Piece, Prompt, request_message
-from front.attempts import Attempts, Patience, is_lost
+from front.attempts import Attempts, Patience
 from front.record import TRACE, current
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class LastingClient(AsyncClient):
         super().__init__(url, retries=Retries(attempts=1))
         self._patience = patience
         self._new: set[int] = set()  # requests that wait and that no server has had, each by an id
+        self._alone = asyncio.Lock()  # what requests that may have ended the server take in turn
 
     async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
         """Returns the whole answer in one piece. Raises GaplessError."""
@@ -43,7 +45,7 @@ class LastingClient(AsyncClient):
         return self._lasting(prompt, parameters)
 
     async def _lasting(self, prompt: Prompt, parameters: Parameters) -> AsyncGenerator[Piece, None]:
-        attempts, num_cached = Attempts(self._patience, self._new), None
+        attempts, num_cached = Attempts(self._patience, self._new, self._alone), None
         delivered = list(parameters.get("delivered_ids", ()))
         while True:
             asked: dict[str, Any] = {**parameters, "return_output_ids": True}
@@ -63,7 +65,6 @@ class LastingClient(AsyncClient):
                         yield piece if is_same else replace(piece, num_cached_tokens=num_cached)
                 return
             except GaplessError as error:
-                current().num_lost += is_lost(error)
                 await attempts.wait_after(error)
 
     def _asked(self, prompt: Prompt, parameters: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:

@@ -30,7 +30,6 @@ class Record:
     first_token_s: float = 0.0  # 0: none came
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens, and of these cached ones
     num_output_tokens: int = 0
-    num_lost: int = 0  # attempts that ended with their server
     finish_reasons: list[str] = field(default_factory=list)  # of its choices
     gap: Callable[[float, int], object] = lambda _seconds, _tokens: None  # told of the time between pieces
 

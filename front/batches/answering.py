@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -13,11 +12,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message
 
-from front.attempts import LostError
 from front.batches.store import Line
 from front.errors import ProblemError, refused
 from front.fields import read_object
-from front.record import CURRENT, Record, current
+from front.record import CURRENT, Record
 from front.responses import INSIDE
 
 log = logging.getLogger("gapless.front")
@@ -25,14 +23,6 @@ log = logging.getLogger("gapless.front")
 LEAST = (1 << 31) - 1  # OpenAI's clients' priority: smaller goes first
 AGAIN = (429, 503)  # the server has no place for it now, or is started again
 AGAIN_S = 1.0
-# times that a request is asked, attempts and all, while the server ends
-MOST_LOST = 3
-LOST = ProblemError(
-    500,
-    f"the server ended {MOST_LOST} times while it had this request",
-    LostError.code,
-    kind="server_error",
-)
 
 
 class Asked:
@@ -40,7 +30,6 @@ class Asked:
 
     def __init__(self, answer: Callable[[bytes], Response]) -> None:
         self._answer = answer
-        self._alone = asyncio.Lock()
 
     async def entry(self, line: Line) -> tuple[bool, dict[str, Any]]:
         """Returns whether it was answered, and its line in the file of answers, or of errors."""
@@ -51,23 +40,12 @@ class Asked:
         return status == 200, entry_of(line, response, None)
 
     async def _asked(self, line: Line) -> tuple[int, bytes]:
-        """Again while the server has no place for it, or is started again. Of the requests that it had when
-        it ended, one is asked at a time: which of them ends it shows then.
-        """
-        num_lost = 0
-        async with contextlib.AsyncExitStack() as stack:
-            while True:
-                lost_before = current().num_lost
-                status, body = await self._sent(line)
-                if status not in AGAIN and not _is_lost(status, body):
-                    return status, body
-                if current().num_lost > lost_before:
-                    num_lost += 1
-                    if num_lost == 1:
-                        await stack.enter_async_context(self._alone)
-                    if num_lost == MOST_LOST:
-                        return LOST.status, msgspec.json.encode(LOST.body)
-                await asyncio.sleep(AGAIN_S)
+        """Again while the server has no place for it, or is started again."""
+        while True:
+            status, body = await self._sent(line)
+            if status not in AGAIN:
+                return status, body
+            await asyncio.sleep(AGAIN_S)
 
     async def _sent(self, line: Line) -> tuple[int, bytes]:
         try:
@@ -91,11 +69,6 @@ class Asked:
 def entry_of(line: Line, response: Any, error: Any) -> dict[str, Any]:
     name = f"batch_req_{secrets.token_hex(12)}"
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": error}
-
-
-def _is_lost(status: int, body: bytes) -> bool:
-    """Whether it is an error that says that the server ended again and again: perhaps by another request."""
-    return status == 500 and msgspec.json.decode(body)["error"]["code"] == LostError.code
 
 
 def _body(line: Line) -> bytes:

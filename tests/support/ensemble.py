@@ -148,6 +148,7 @@ class Front:
         demo: bool = False,
         model_names: str = "",
         corrections: int = 0,
+        patience: Patience = NO_PATIENCE,
         **sections: Any,
     ) -> None:
         """`sections`: of the settings, besides those that a front of the tests has."""
@@ -170,7 +171,7 @@ class Front:
         self.model = Model(settings, self.board)
 
         async def serve() -> None:
-            async with LastingClient(f"127.0.0.1:{port}", NO_PATIENCE) as client:
+            async with LastingClient(f"127.0.0.1:{port}", patience) as client:
                 app = App(settings, run_directory, self.model, client, keys)
                 config = uvicorn.Config(
                     app,

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 import openai
 import pytest
 from starlette.responses import Response
 
+from client.retries import Retries
+from front import attempts
+from front.attempts import Patience
 from front.batches import answering, pace, work
 from front.batches.answering import Asked
 from front.batches.pace import Pace
-from front.batches.store import BatchStore, Counts, Line, read_requests
+from front.batches.store import BatchStore, Counts, read_requests
 from front.errors import ProblemError
 from front.files.store import Files
 from front.keys import Keys
-from front.record import current
 from tests.pure.front.conftest import ANSWER
 from tests.support.ensemble import Ensemble, Front, inputs_of
 from tests.support.status import Scheduler, instance, request, status
@@ -171,17 +172,17 @@ class Killed(Ensemble):
 def test_a_request_that_ends_the_server_each_time_is_not_asked_again_and_again(
     model: Path, tmp_path: Path, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "AGAIN_S", 0.01)
-    ensemble = Killed(ANSWER)
-    made = Front(ensemble, model, tmp_path, Keys(()))
+    monkeypatch.setattr(attempts, "PAUSES", Retries(first_s=0.01, most_s=0.01))
+    ensemble, patience = Killed(ANSWER), Patience(lambda: True, lambda: False, 60.0)
+    made = Front(ensemble, model, tmp_path, Keys(()), patience=patience)
     with openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as sdk:
         batch = ended(sdk, created(sdk, *map(line, range(4))).id)
         (failed,) = lines_of(sdk, batch.error_file_id).values()
     made.close()
     assert (batch.status, batch.request_counts.completed, failed["custom_id"]) == ("completed", 3, "1")
     assert failed["response"]["status_code"] == 500
-    assert failed["response"]["body"] == answering.LOST.body
-    assert ensemble.asked.count({}) == answering.MOST_LOST
+    assert failed["response"]["body"]["error"]["code"] == "request_lost"
+    assert ensemble.asked.count({}) == attempts.MAX_LOST
 
 
 @pytest.mark.parametrize(
@@ -191,42 +192,9 @@ def test_requests_of_a_batch_wait_for_a_server_that_is_not_there(
     sdk: openai.OpenAI, ensemble: Ensemble, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
     monkeypatch.setattr(answering, "AGAIN_S", 0.01)
-    ensemble.errors = [says] * (2 * answering.MOST_LOST)
+    ensemble.errors = [says] * 6
     batch = ended(sdk, created(sdk, line(0)).id)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 0)
-
-
-def test_requests_that_a_server_had_when_it_ended_are_asked_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So the one that ends it takes no other one along."""
-    monkeypatch.setattr(answering, "AGAIN_S", 0.0)
-    num_open = 0
-
-    class Answer(Response):
-        def __init__(self, body: bytes) -> None:
-            super().__init__()
-            self._kills = b"kill" in body
-
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            nonlocal num_open
-            num_open += 1
-            begins_alone = num_open == 1
-            await asyncio.sleep(0.01)
-            is_lost = self._kills or not begins_alone or num_open > 1
-            num_open -= 1
-            current().num_lost += is_lost
-            await send({"status": 503 if is_lost else 200})
-            await send({"body": b"{}"})
-
-    async def entries() -> list[tuple[bool, dict[str, Any]]]:
-        asked = Asked(Answer)
-        bodies = (b'{"prompt": "a"}', b'{"prompt": "kill"}', b'{"prompt": "b"}')
-        lines = [Line(f"{i}", msgspec.Raw(body)) for i, body in enumerate(bodies)]
-        return await asyncio.gather(*(asyncio.create_task(asked.entry(each)) for each in lines))
-
-    found = asyncio.run(entries())
-    assert [is_answered for is_answered, _ in found] == [True, False, True]
 
 
 @pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"prompt": "a", "x": 1e999}'])

@@ -72,6 +72,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attempts, "PAUSES", Retries(first_s=0.01, most_s=0.01))
         monkeypatch.setattr(attempts, "LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(attempts, "SETTLED_S", 0.0)
         self.num_looks = 0
         self.looks_away = 3
         self.is_ending = False
@@ -117,6 +118,12 @@ async def _noted(client: LastingClient) -> None:
         pass
 
 
+def attempts_of(
+    alone: asyncio.Lock | None = None, is_up: Callable[[], bool] = lambda: True, longest_s: float = 60.0
+) -> Attempts:
+    return Attempts(Patience(is_up, lambda: False, longest_s), set(), alone or asyncio.Lock())
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
@@ -159,13 +166,91 @@ def test_so_does_a_whole_answer(world: World) -> None:
 
 def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
     ensemble = Mortal(num_deaths=100, life=0)
-    with pytest.raises(LostError, match=r"given up after 8 attempts .*Socket closed") as lost:
+    with pytest.raises(LostError, match=r"given up after 4 attempts .*Socket closed") as lost:
         world.pieces(ensemble)
     assert len(ensemble.asked) == attempts.MAX_LOST
     problem = of_ensemble(lost.value)
     assert (problem.status, problem.code) == (500, "request_lost")
     for made in (problem.response(), failure(problem)):  # OpenAI's and Anthropic's clients try again else
         assert made.headers["x-should-retry"] == "false"
+
+
+def test_requests_that_a_server_had_twice_when_it_ended_are_sent_one_at_a_time(world: World) -> None:
+    """So the one that ends it takes no other one along."""
+    alone, num_open, num_asked = asyncio.Lock(), 0, 0
+
+    async def is_answered(kills: bool) -> bool:
+        nonlocal num_open, num_asked
+        asked = attempts_of(alone)
+        while True:
+            num_asked += kills
+            num_open += 1
+            begins_alone = num_open == 1
+            await asyncio.sleep(0.05)
+            is_lost = kills or not begins_alone or num_open > 1
+            num_open -= 1
+            if not is_lost:
+                asked.came(1)
+                return True
+            try:
+                await asked.wait_after(UnavailableError("Socket closed"))
+            except LostError:
+                return False
+
+    async def all_of_them() -> list[bool]:
+        return await asyncio.gather(*map(is_answered, (False, True, False)))
+
+    assert asyncio.run(all_of_them()) == [True, False, True]
+    assert num_asked == attempts.MAX_LOST
+
+
+async def lose(asked: Attempts, times: int) -> None:
+    for _ in range(times):
+        await asked.wait_after(UnavailableError("Socket closed"))
+
+
+def test_one_of_them_whose_first_token_takes_long_holds_up_the_next_one_for_a_while_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "ALONE_S", 0.05)
+
+    async def ask() -> None:
+        alone = asyncio.Lock()
+        for _ in range(2):
+            await lose(attempts_of(alone), attempts.SUSPECT_AFTER)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+def test_one_of_them_whose_client_leaves_while_it_waits_holds_up_no_other(world: World) -> None:
+    async def ask() -> None:
+        alone, is_up = asyncio.Lock(), True
+        leaves = attempts_of(alone, is_up=lambda: is_up)
+        await lose(leaves, attempts.SUSPECT_AFTER - 1)
+        is_up = False
+        task = asyncio.create_task(lose(leaves, 1))
+        await asyncio.sleep(0.05)
+        assert alone.locked()
+        task.cancel()
+        await lose(attempts_of(alone), attempts.SUSPECT_AFTER)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+def test_one_of_them_is_sent_when_the_server_has_been_up_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher gives up a server that ends again and again as soon as it is ready."""
+    monkeypatch.setattr(attempts, "SETTLED_S", 0.3)
+
+    async def seconds() -> float:
+        asked = attempts_of(is_up=world.is_up)
+        await lose(asked, attempts.SUSPECT_AFTER - 1)
+        world.num_looks, began_s = 0, time.monotonic()
+        await lose(asked, 1)
+        return time.monotonic() - began_s
+
+    assert asyncio.run(seconds()) >= 0.3
 
 
 @pytest.mark.parametrize(
@@ -175,11 +260,11 @@ def test_one_for_which_there_was_no_place_or_no_server_may_be_sent_again(
     world: World, said: str, code: str
 ) -> None:
     async def ask() -> None:
-        error, asked = UnavailableError(said), Attempts(Patience(lambda: True, lambda: False, 60.0), set())
+        error, asked = UnavailableError(said), attempts_of()
         error.code = code
         if code:
             asked.came(0)  # a server has had it
-        for _ in range(attempts.MAX_LOST):
+        for _ in range(attempts.MAX_VAIN):
             await asked.wait_after(error)
 
     with pytest.raises(UnavailableError) as raised:
@@ -219,9 +304,9 @@ def test_that_full_queue_is_waited_for_as_long_as_a_server(world: World) -> None
     async def ask(longest_s: float) -> None:
         error = UnavailableError("too many open requests")
         error.code = "queue_full"
-        asked = Attempts(Patience(lambda: True, lambda: False, longest_s), set())
+        asked = attempts_of(longest_s=longest_s)
         asked.came(1)
-        for _ in range(2 * attempts.MAX_LOST):
+        for _ in range(2 * attempts.MAX_VAIN):
             await asked.wait_after(error)
 
     asyncio.run(ask(60.0))
@@ -239,7 +324,7 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_a_start_may_take(worl
 
 def test_the_time_in_the_queue_does_not_count_as_waiting_for_the_server(world: World) -> None:
     async def ask() -> None:
-        asked = Attempts(Patience(world.is_up, lambda: False, 0.5), set())
+        asked = attempts_of(is_up=world.is_up, longest_s=0.5)
         for _ in range(2):
             await asyncio.sleep(0.6)  # in the queue
             world.num_looks = 0
