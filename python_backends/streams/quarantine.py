@@ -80,13 +80,15 @@ class Quarantine:
     def _in_the_only_one(
         self, waiting: list[Stream], streams: Iterable[Stream], ready: list[int]
     ) -> list[tuple[Stream, list[int]]]:
-        """All enter the only instance; suspects when no other stream is there, and first."""
+        """All enter the only instance that takes requests; suspects when no other stream is there, and
+        first.
+        """
         if self.on_trial is not None:
             return []
         suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
         if not suspects:
             return [(stream, ready) for stream in waiting]
-        if any(stream.submitted for stream in streams):
+        if any(stream.instance in ready for stream in streams):
             return []
         self.on_trial = suspects[0]
         return [(suspects[0], ready)]

@@ -262,6 +262,20 @@ def test_suspects_are_not_sent_into_an_instance_that_is_to_be_empty() -> None:
     assert cluster.where(2) == [0]
 
 
+def test_a_trial_does_not_wait_for_streams_of_an_instance_that_is_to_be_empty() -> None:
+    cluster = Cluster()
+    cluster.accept(1, 2)
+    cluster.table.submissions.close(frozenset({1}))
+    for _ in range(2):
+        cluster.start_all()
+        cluster.lose(0)
+        cluster.get_ready(0)
+    assert cluster.where(1, 2) == [0, 1]
+    trial = cluster.table.submissions.quarantine.on_trial
+    assert trial is not None
+    assert trial.request_id == 1
+
+
 def test_an_instance_is_needed_until_no_stream_is_there_and_none_lacks_its_tokens() -> None:
     cluster = Cluster()
     cluster.accept(1, 2)
