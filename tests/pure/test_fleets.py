@@ -348,6 +348,15 @@ def test_a_keeper_hears_how_many_threads_the_launcher_was_given(
     assert given[3:] == (Share(0, 2), own)
 
 
+def test_an_instance_that_is_started_again_gets_processors_that_no_other_one_has(
+    ray: Any, tmp_path: Path
+) -> None:
+    made = fleet(tmp_path)
+    for number in (0, 1, 0):
+        made.new_keeper(number)
+    assert [given[3] for _, given in ray.keepers] == [Share(0, 2), Share(1, 2), Share(0, 2)]
+
+
 def test_a_cluster_without_a_host_for_an_instance_may_have_one_later(ray: Any, tmp_path: Path) -> None:
     """As a host that has nothing left: the start is tried again."""
     child = fleet(tmp_path).child(1)

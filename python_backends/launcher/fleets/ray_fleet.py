@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,7 +58,8 @@ class RayFleet:
         (port,) = free_ports(1, address)
         self._network = Network(f"tcp://{address}:{port}", address, CurveKeys.new())
         files.put(NETWORK, network_as_bytes(self._network))
-        self._nodes: dict[int, str] = {}  # by instance: where it runs, or where Ray was asked to run it
+        # by instance: the node where it runs, or where Ray was asked to run it, and its part of that
+        self._places: dict[int, tuple[str, int]] = {}
         self._avoided_until_s: dict[str, float] = {}  # by node
         hosts = self._hosts()
         if not hosts:
@@ -77,14 +79,15 @@ class RayFleet:
         answers raise ActorUnschedulableError if that host is gone, or has joined a moment ago. Raises OSError
         if there is no host for it at the moment.
         """
-        self._nodes.pop(number, None)
+        self._places.pop(number, None)
         hosts = self._hosts()
         if not hosts:
             raise OSError("no host of the Ray cluster can run an instance")
-        taken = list(self._nodes.values())
-        node = min(hosts, key=lambda each: (self._is_avoided(each.node), taken.count(each.node))).node
-        share = Share(taken.count(node) % self._num_parts, self._num_parts)
-        self._nodes[number] = node
+        taken = Counter(self._places.values())
+        num_at = Counter(node for node, _ in self._places.values())
+        node = min(hosts, key=lambda each: (self._is_avoided(each.node), num_at[each.node])).node
+        part = min(range(self._num_parts), key=lambda each: taken[node, each])
+        self._places[number] = node, part
         actor = ray.remote(Keeper).options(
             num_cpus=0,
             num_gpus=int(self._needs_gpu),
@@ -92,11 +95,13 @@ class RayFleet:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
         )
+        share = Share(part, self._num_parts)
         return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
 
     def lost_keeper(self, number: int) -> None:
         """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
-        if (node := self._nodes.get(number)) is not None:
+        if number in self._places:
+            node, _ = self._places[number]
             self._avoided_until_s[node] = time.monotonic() + AVOIDED_S
 
     def _is_avoided(self, node: str) -> bool:
