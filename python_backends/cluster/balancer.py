@@ -137,8 +137,11 @@ class Balancer:
     def _choose_for(
         self, source: InstanceLoad, destination: InstanceLoad, streams: list[Stream]
     ) -> Stream | None:
-        """The smallest of ordinary priority that fits into `destination` and frees enough in `source`."""
+        """The smallest of ordinary priority that fits into `destination` and frees enough in `source`; one
+        whose move has just failed after the others.
+        """
         missing, spare = missing_tokens(source), spare_tokens(destination)
+        failed = self._coordinator.failed_lately()
         fitting = [
             stream
             for stream in streams
@@ -147,7 +150,7 @@ class Balancer:
             and stream.request.priority <= 0
             and self._coordinator.can_leave(stream)
         ]
-        return min(fitting, key=lambda stream: stream.num_tokens, default=None)
+        return min(fitting, key=lambda each: (each.request_id in failed, each.num_tokens), default=None)
 
     def _drain(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
         """Requests leave each instance that is to be empty: for the freest one, and those that do not fit
@@ -181,7 +184,9 @@ class Balancer:
         return is_allowed and self._coordinator.may_try(pair.source.number, pair.destination.number)
 
     def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
-        """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
+        """Of those that can leave and fit: the one of lowest priority, and then the shortest; one whose move
+        has just failed after the others.
+        """
         load = pair.destination
         if load.num_free_slots <= 0:
             return None
@@ -191,7 +196,12 @@ class Balancer:
             for stream in streams
             if _demand(stream) <= free_tokens and is_worth_it(stream) and self._coordinator.can_leave(stream)
         ]
-        return min(fitting, key=lambda each: (each.request.priority, each.num_tokens), default=None)
+        failed = self._coordinator.failed_lately()
+        return min(
+            fitting,
+            key=lambda each: (each.request_id in failed, each.request.priority, each.num_tokens),
+            default=None,
+        )
 
     def _worth(self, pair: Pair) -> Callable[[Stream], bool]:
         """Says of a stream whether its move is worth its cost."""

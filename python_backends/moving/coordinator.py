@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.moving.move import Move, MoveOutcome, MoveReason, Phase
-from python_backends.moving.timeouts import BACK_OFF_S, LEAST_ADOPT_S, WHOLE_MOVE_S
+from python_backends.moving.timeouts import BACK_OFF_S, LEAST_ADOPT_S, OTHERS_FIRST_S, WHOLE_MOVE_S
 from python_backends.nouns.messages import Cancel, Hello
 from python_backends.nouns.moves import (
     AbortMove,
@@ -41,6 +41,7 @@ from python_backends.streams.submissions import Submissions
 from python_backends.watching.metrics import Metrics
 
 MAX_LATE = 256  # ended moves that are remembered
+NO_FAILURES = (MoveOutcome.DONE, MoveOutcome.ENDED)
 OUTCOMES: dict[End, MoveOutcome] = {
     "ended": MoveOutcome.ENDED,
     "refused": MoveOutcome.REFUSED,
@@ -99,6 +100,12 @@ class Coordinator:
     def may_try(self, source: int, destination: int) -> bool:
         """Whether no move between them has failed just now."""
         return self._not_before_s.get((source, destination), 0.0) <= self._clock()
+
+    def failed_lately(self) -> set[int]:
+        """The requests, by their ids, of moves that have failed in the last OTHERS_FIRST_S."""
+        since_s = self._clock() - OTHERS_FIRST_S
+        failed = (move for move in self._late.values() if move.outcome not in NO_FAILURES)
+        return {move.stream.request_id for move in failed if move.ended_s > since_s}
 
     def can_leave(self, stream: Stream) -> bool:
         """Whether the stream runs in a slot and can move with its blocks: it has a token that was computed in
@@ -247,7 +254,7 @@ class Coordinator:
 
     def _end(self, move: Move, outcome: MoveOutcome) -> None:
         move.outcome, move.ended_s = outcome, self._clock()
-        if outcome not in (MoveOutcome.DONE, MoveOutcome.ENDED):
+        if outcome not in NO_FAILURES:
             self._not_before_s[move.source, move.destination] = self._clock() + BACK_OFF_S
         del self._moves[move.number]
         self._counts.subtract((move.source, move.destination))

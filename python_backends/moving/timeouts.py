@@ -7,6 +7,7 @@
 | coordinator, after `Suspended` | `Adopted` | 2 steps; what copying took; LEAST_ADOPT_S | it says `Resume` |
 | coordinator | the end of the move | WHOLE_MOVE_S | it says `AbortMove` or `Resume` |
 | coordinator, after a failure | the same two instances | BACK_OFF_S | it may try them again |
+| balancer, after a failure | a move of the same request | OTHERS_FIRST_S | others go before it no longer |
 
 Of the three times after `Suspended` the longest counts. Why they fit together:
 
@@ -26,3 +27,4 @@ SILENT_S = 30.0
 LEAST_ADOPT_S = 1.0  # a busy machine may be late, and what has been copied is lost then
 WHOLE_MOVE_S = 300.0
 BACK_OFF_S = 1.0
+OTHERS_FIRST_S = 5.0

@@ -9,6 +9,8 @@ import pytest
 
 from python_backends.instance.build import build_copier
 from python_backends.nouns import instance_load
+from python_backends.scheduling.handover import Handover, RefusedMove
+from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import ClusterSettings, ModelSettings, Settings
 from tests.support.moving import SIZE, STEP_S, World, model, order_to_move
 from tests.support.scheduling import request, write_vocabulary
@@ -162,7 +164,31 @@ def test_what_does_not_fit_into_the_freest_instance_leaves_a_drained_one_for_ano
     world.check_all()
 
 
-def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -> None:
+def test_a_request_that_is_refused_each_time_keeps_no_other_from_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where its adapter can't be loaded there."""
+    reserve = Handover.reserve
+
+    def refuse_one(handover: Handover, sequence: Sequence) -> None:
+        if sequence.request_id == 1:
+            raise RefusedMove("adapter")
+        reserve(handover, sequence)
+
+    monkeypatch.setattr(Handover, "reserve", refuse_one)
+    monkeypatch.setattr("python_backends.cluster.balancer.DRAINING_MOVES", 1)
+    world = World()
+    world.front.cluster.scaling.drain(1)
+    for number, count in ((1, 3), (2, 9)):
+        world.ask(request(number, [number] * count, max_tokens=80, min_tokens=80))
+    world.until(lambda: min(world.num_tokens(1), world.num_tokens(2)) > 2)
+    world.front.cluster.scaling.restore(1)
+    world.front.cluster.scaling.drain(0)
+    world.until(lambda: world.front.outcomes()["refused"] == 1)
+    world.tick(1.1)
+    world.until(lambda: world.where(2) == 1)
+    monkeypatch.undo()
+    world.check_all()
     world = World()
     with_another_engine(world, kv_format="toy of another size")
     world.ask(request(1, [5, 8, 9], max_tokens=60, min_tokens=60))
