@@ -54,8 +54,10 @@ class Scaling:
 
     def drain(self, instance: int) -> None:
         """It is to be empty, but stays. Raises RefusedOrderError if no other gets requests."""
-        drained = self._drained | {instance}
-        if drained.issuperset(load.number for load in self._router.takers):
+        takers, drained = self._router.takers, self._drained | {instance}
+        if not takers:
+            raise RefusedOrderError("no instance is ready that gets requests: wait until one is")
+        if drained.issuperset(load.number for load in takers):
             last = f"instance {instance} is the last one that gets requests"
             raise RefusedOrderError(f"{last}: restore another first")
         self._drained = drained

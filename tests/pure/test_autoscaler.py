@@ -13,6 +13,7 @@ from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
 from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.load import Load
+from python_backends.nouns.order import RefusedOrderError
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings
 from python_backends.watching.cluster_state import ClusterState
@@ -300,6 +301,17 @@ def test_a_number_comes_again_only_when_its_last_process_is_known_to_be_gone() -
     assert instances.numbers() == {0}
     instances.scaling.lost(1)
     assert instances.numbers() == {0, 1}
+
+
+def test_an_order_to_drain_before_an_instance_is_ready_is_refused_with_that_reason() -> None:
+    instances = Instances(instances=2)
+    for number in (0, 1):
+        instances.router.lost(number)
+    with pytest.raises(RefusedOrderError, match="no instance is ready"):
+        instances.scaling.drain(0)
+    instances.get_ready(0)
+    with pytest.raises(RefusedOrderError, match="instance 0 is the last one"):
+        instances.scaling.drain(0)
 
 
 def test_an_order_to_drain_ends_with_its_instance() -> None:
