@@ -78,10 +78,11 @@ class Autoscaler:
         average = average_freeness(takers, self._freeness_of, 2.0 * settings.scale_down_tokens)
         if average < settings.scale_up_tokens:
             return int(num_instances < settings.max_instances)
-        may_be_less = num_instances > settings.instances and len(takers) > 1
-        if average > settings.scale_down_tokens and may_be_less and self._others_suffice(takers):
-            return -1
-        return 0
+        if average <= settings.scale_down_tokens or num_instances <= settings.instances:
+            return 0
+        # one that takes no requests ends first
+        is_spare = len(takers) < num_instances or (len(takers) > 1 and self._others_suffice(takers))
+        return -int(is_spare)
 
     def _others_suffice(self, takers: Sequence[InstanceLoad]) -> bool:
         """Whether the others, with the requests of the one that would be ended, still had a free slot each,

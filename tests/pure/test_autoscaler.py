@@ -335,6 +335,17 @@ def test_another_scheduler_model_goes_on_with_the_instances_of_the_last_one() ->
     assert instances.numbers() == {0, 1, 2}
 
 
+def test_an_instance_that_an_order_has_emptied_ends_though_only_one_other_takes_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(autoscaler, "CHANGE_AFTER_S", 1.0)
+    instances = Instances(ClusterState(frozenset({0, 1})), max_instances=2)
+    instances.scaling.drain(1)
+    for _ in range(20):
+        instances.look()
+    assert instances.scaling.wanted == {0}
+
+
 def test_the_load_starts_and_ends_instances_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler, "CHANGE_AFTER_S", 1.0)
     instances = Instances(max_instances=3)
