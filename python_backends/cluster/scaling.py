@@ -18,6 +18,8 @@ from python_backends.watching.metrics import Metrics
 
 log = logging.getLogger("gapless.scheduler")
 
+LONGEST_START_S = 600.0  # server.ready_s by default: one that takes longer may never get ready
+
 
 class Scaling:
     """Owns the sets of instances: those that should run (`wanted`), those of them that are being emptied
@@ -39,7 +41,9 @@ class Scaling:
         self._settings = settings
         self._router = router
         self._metrics = metrics
+        self._clock = clock
         self._autoscaler = Autoscaler(settings, router.freeness_of, clock)
+        self._missing_since_s: dict[int, float] = {}  # of those that should run and are not ready
         self._ending: set[int] = set()  # should run no more, but have a session
         self._was_said = False  # that the only instances that are ready are drained
 
@@ -123,9 +127,15 @@ class Scaling:
             return min(self._ordered, self._settings.most_instances) - num_staying
         if not self._settings.follows_load:
             return self._settings.instances - num_staying
-        ready = {load.number for load in self._router.loads}
-        is_changing = bool(self.leaving) or not self.wanted <= ready
+        is_changing = bool(self.leaving) or self._is_one_started()
         return self._autoscaler.decide(self._router.takers, num_staying, is_changing)
+
+    def _is_one_started(self) -> bool:
+        """Whether one is not ready, and may still get ready."""
+        now_s, since_s = self._clock(), self._missing_since_s
+        missing = self.wanted - {load.number for load in self._router.loads}
+        self._missing_since_s = {number: since_s.get(number, now_s) for number in missing}
+        return any(now_s - each < LONGEST_START_S for each in self._missing_since_s.values())
 
     def _start_one(self) -> None:
         """One that leaves stays, if there is one. A number comes again only when its last process is known to

@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 import pytest
 
-from python_backends.cluster import autoscaler
+from python_backends.cluster import autoscaler, scaling
 from python_backends.cluster.autoscaler import Autoscaler, average_freeness, fewest_requests
 from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
@@ -344,6 +344,26 @@ def test_an_instance_that_an_order_has_emptied_ends_though_only_one_other_takes_
     for _ in range(20):
         instances.look()
     assert instances.scaling.wanted == {0}
+
+
+def test_an_instance_that_never_gets_ready_keeps_the_number_as_it_is_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(autoscaler, "CHANGE_AFTER_S", 1.0)
+    monkeypatch.setattr(scaling, "LONGEST_START_S", 5.0)
+    instances = Instances(max_instances=3)
+    instances.router.heard(InstanceLoad(0, LIMITS, FULL))
+    for _ in range(40):
+        instances.look()
+    assert instances.scaling.wanted == {0, 1}
+    for _ in range(60):
+        instances.look()
+    assert instances.scaling.wanted == {0, 1, 2}, "instance 1 is not waited for any longer"
+    instances.get_ready(2, IDLE)
+    instances.router.heard(InstanceLoad(0, LIMITS, IDLE))
+    for _ in range(15):
+        instances.look()
+    assert instances.scaling.wanted == {0, 2}, "the one that takes no requests ends first"
 
 
 def test_the_load_starts_and_ends_instances_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
