@@ -65,7 +65,7 @@ class WaitingList:
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
         # over then; both ascend
         self._passes: deque[tuple[float, float]] = deque()
-        self._overdue: float = 0  # old sequences that came before this arrival go first
+        self._overdue = -math.inf  # old sequences that came before this arrival go first
 
     def __len__(self) -> int:
         return self._count

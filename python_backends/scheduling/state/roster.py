@@ -13,8 +13,7 @@ from python_backends.scheduling.state.sequence import Sequence
 class Roster:
     def __init__(self) -> None:
         self._sequences: dict[int, Sequence] = {}  # by request
-        self._num_arrived = 0
-        self._latest_s = -math.inf  # the latest arrival so far
+        self._latest_s = self._last_place = -math.inf  # the latest arrival so far, and its place
         self.num_high_priority = 0  # sequences of a priority above 0
 
     def __len__(self) -> int:
@@ -28,10 +27,10 @@ class Roster:
 
     def enter(self, sequence: Sequence) -> None:
         """Takes `sequence`, whose request has none here, and gives it its place in the order of arrival:
-        after all that came before it, even if it has been at another instance meanwhile.
+        after all that came before it, even if it has been at another instance meanwhile. Of those that came
+        here at the same time the first one to enter is first.
         """
         sequence.arrival = self._place(sequence.arrived_s)
-        self._latest_s = max(self._latest_s, sequence.arrived_s)
         self._sequences[sequence.request_id] = sequence
         self.num_high_priority += sequence.request.priority > 0
 
@@ -40,11 +39,8 @@ class Roster:
         self.num_high_priority -= sequence.request.priority > 0
 
     def _place(self, arrived_s: float) -> float:
-        later: list[float] = []
         if arrived_s < self._latest_s:
-            later = [each.arrival for each in self._sequences.values() if each.arrived_s > arrived_s]
-        if not later:
-            self._num_arrived += 1
-            return self._num_arrived - 1
-        earlier = [each.arrival for each in self._sequences.values() if each.arrived_s <= arrived_s]
-        return (max(earlier, default=min(later) - 1) + min(later)) / 2
+            return arrived_s
+        self._latest_s = arrived_s
+        self._last_place = max(arrived_s, math.nextafter(self._last_place, math.inf))
+        return self._last_place
