@@ -47,8 +47,10 @@ TOGETHER = re.compile(r'(allOf|anyOf|oneOf|patternProperties|\$ref)\\*"')
 ESCAPED = re.compile(r"(?<!\\)\\+u00([2-7][\da-fA-F])")
 MOST_KEPT = 64  # compiled grammars, and refused ones
 STACK_BYTES = 512 * 1024 * 1024  # addresses, not memory: 4 kB for each byte of the longest guide
-# many times what common schemas and regular expressions cost
-LIMITS = LLParserLimits(
+# many times what common schemas and regular expressions cost. Made with the first grammar: an engine without
+# guides starts with an older llguidance, too, as a place in PYTHONPATH may have it
+LIMITS = partial(
+    LLParserLimits,
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,
     max_grammar_size=150_000,
@@ -162,7 +164,7 @@ class Guides:
     def _newly_compiled(self, grammar: str) -> Compiled:
         began_s = time.thread_time()
         _refuse_large_multiples(grammar)
-        matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._known_tokens(), grammar, log_level=0, limits=LIMITS())
         _look(matcher)
         _look(_with_one_token(matcher))  # many guides that can't be followed show that only there
         if time.thread_time() - began_s > KEPT_S:

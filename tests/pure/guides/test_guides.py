@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import re
+import runpy
 import threading
 import time
 from collections import Counter
@@ -453,3 +455,14 @@ def test_what_a_guide_leaves_no_choice_about_is_encoded_once() -> None:
     assert masks == [[ord("n")]] * 3
     assert any('name"' in text for text in encoded)
     assert len(encoded) == len(set(encoded))
+
+
+def test_an_engine_without_guides_starts_with_an_llguidance_that_lacks_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As TensorRT-LLM's place has it, where PYTHONPATH names that."""
+
+    def older(*, max_items_in_row: int) -> None: ...
+
+    monkeypatch.setattr("llguidance.LLParserLimits", older)
+    assert "Guides" in runpy.run_path(inspect.getfile(Guides))
