@@ -41,6 +41,10 @@ def _tensorrt_llm_pauses(settings: Settings) -> bool:
     return settings.tensorrt_llm.capacity == "max_utilization"
 
 
+def _tensorrt_llm_gpus(settings: Settings) -> int:
+    return settings.tensorrt_llm.tensor_parallelism
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     make: Callable[[Settings], Engine]  # raises SettingsError
@@ -48,15 +52,22 @@ class EngineKind:
     gives_way: Callable[[Settings], bool] = lambda _: False
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
+    # where the settings don't say how many KV blocks there are, they get what is free of its GPU
+    measures_memory: bool = False
+    num_gpus: Callable[[Settings], int] = lambda _: 1  # that share one model, where GPUs compute
     # plans its own steps, and pauses sequences where memory runs out: what answers probably need is reserved
     reserves_likely: Callable[[Settings], bool] = lambda _: False
     has_weights: bool = True
 
 
 KINDS: dict[str, EngineKind] = {
-    "torch": EngineKind(_torch_engine, gives_way=_torch_gives_way, takes_adapters=True),
+    "torch": EngineKind(_torch_engine, gives_way=_torch_gives_way, takes_adapters=True, measures_memory=True),
     "tensorrt_llm": EngineKind(
-        _tensorrt_llm_engine, warms_up=False, takes_adapters=True, reserves_likely=_tensorrt_llm_pauses
+        _tensorrt_llm_engine,
+        warms_up=False,
+        takes_adapters=True,
+        num_gpus=_tensorrt_llm_gpus,
+        reserves_likely=_tensorrt_llm_pauses,
     ),
 }
 

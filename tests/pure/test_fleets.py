@@ -24,7 +24,15 @@ from python_backends.nouns.instance_load import InstanceLoad
 from python_backends.nouns.load import Load
 from python_backends.nouns.messages import Cancel
 from python_backends.nouns.request import ModelLimits
-from python_backends.settings import ClusterSettings, Settings, SettingsError, load
+from python_backends.settings import (
+    ClusterSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    TensorRTLLMSettings,
+    load,
+)
 from python_backends.watching.board import Board
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
 from python_backends.wires.sessions import InstanceEnd, InstanceLost, InstanceReady, SchedulerEnd
@@ -232,6 +240,19 @@ def test_an_instance_has_the_threads_of_the_launcher_and_not_those_of_rays_worke
     assert found == ([] if own is None else [f"OMP_NUM_THREADS={own}"])
 
 
+def test_an_instance_has_all_gpus_that_ray_gave_its_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    network = Network("tcp://127.0.0.1:1", "", CurveKeys.new())
+    keeper = Keeper(Settings(model=ModelSettings(device="cuda")), 0, network, Share(1, 2), None)
+    keeper._child._command = ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >{tmp_path}/gpus"]
+    keeper.start()
+    assert wait_for(lambda: keeper.look().how_it_ended, 60) == "ended with 0"
+    keeper.stop(0)
+    assert (tmp_path / "gpus").read_text() == "2,3\n"
+
+
 # --- Ray itself is another package here, that says how it was called
 
 RAY = {
@@ -355,6 +376,24 @@ def test_an_instance_that_is_started_again_gets_processors_that_no_other_one_has
     for number in (0, 1, 0):
         made.new_keeper(number)
     assert [given[3] for _, given in ray.keepers] == [Share(0, 2), Share(1, 2), Share(0, 2)]
+
+
+def test_a_keeper_gets_as_many_gpus_as_share_the_model_of_its_instance(ray: Any, tmp_path: Path) -> None:
+    settings = Settings(
+        model=ModelSettings(device="cuda"),
+        engine=EngineSettings(kind="tensorrt_llm"),
+        tensorrt_llm=TensorRTLLMSettings(tensor_parallelism=2),
+        cluster=ClusterSettings(engine="ray"),
+    )
+    (host,) = ray.nodes()
+    host["Resources"] = {"GPU": 1.0}
+    ray.nodes = lambda: [host]
+    with pytest.raises(SettingsError, match="an instance needs 2 GPUs"):
+        sys.modules[FLEET].RayFleet(settings, RunFiles(tmp_path, settings), Board())
+    host["Resources"] = {"GPU": 4.0}
+    sys.modules[FLEET].RayFleet(settings, RunFiles(tmp_path, settings), Board()).new_keeper(0)
+    [(options, _)] = ray.keepers
+    assert options["num_gpus"] == 2
 
 
 def test_a_cluster_without_a_host_for_an_instance_may_have_one_later(ray: Any, tmp_path: Path) -> None:

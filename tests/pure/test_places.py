@@ -1,10 +1,22 @@
-"""Where each instance runs: processors are divided, GPUs are given out in turn."""
+"""Where each instance runs: processors are divided, GPUs are given out in turn, where they suffice."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from python_backends.launcher.fleets.local import LocalFleet
 from python_backends.launcher.fleets.places import VISIBLE, Place, places, visible_gpus
+from python_backends.settings import (
+    ClusterSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    TensorRTLLMSettings,
+)
+from python_backends.watching.board import Board
 
 
 def test_a_single_instance_has_all_processors() -> None:
@@ -28,3 +40,38 @@ def test_gpus_are_given_out_in_turn(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
     assert visible_gpus({VISIBLE: "3,1"}, tmp_path) == ["3", "1"]
+
+
+def on_gpus(directory: Path, engine: EngineSettings, tensor_parallelism: int = 1) -> list[str]:
+    """Those of each of two instances."""
+    settings = Settings(
+        model=ModelSettings(device="cuda"),
+        engine=engine,
+        tensorrt_llm=TensorRTLLMSettings(tensor_parallelism=tensor_parallelism),
+        cluster=ClusterSettings(max_instances=2),
+    )
+    fleet = LocalFleet(settings, directory, Board(), None)
+    return [place.environment[VISIBLE] for place in fleet._places]
+
+
+def test_where_instances_share_a_gpu_the_memory_of_each_has_to_be_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, "3")
+    with pytest.raises(SettingsError, match=r"max_instances = 2, and GPUs here = 1: .*engine\.kv_memory_gib"):
+        on_gpus(tmp_path, EngineSettings(kind="torch"))
+    assert on_gpus(tmp_path, EngineSettings(kind="torch", kv_memory_gib=4.0)) == ["3", "3"]
+    assert on_gpus(tmp_path, EngineSettings(kind="tensorrt_llm")) == ["3", "3"]
+    monkeypatch.setenv(VISIBLE, "3,1")
+    assert on_gpus(tmp_path, EngineSettings(kind="torch")) == ["3", "1"]
+
+
+def test_each_instance_has_the_gpus_that_share_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineSettings(kind="tensorrt_llm")
+    monkeypatch.setenv(VISIBLE, "0,1,2,3")
+    assert on_gpus(tmp_path, engine, tensor_parallelism=2) == ["0,1", "2,3"]
+    monkeypatch.setenv(VISIBLE, "0,1,2")
+    with pytest.raises(SettingsError, match="4 GPUs are wanted, 2 for each instance; 3 are here"):
+        on_gpus(tmp_path, engine, tensor_parallelism=2)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from python_backends.launcher import run_directories
-from python_backends.launcher.fleets.local import LocalChild, gpus_of
+from python_backends.launcher.fleets.local import LocalChild
 from python_backends.launcher.fleets.places import places
 from python_backends.launcher.health import Start
 from python_backends.launcher.run_files import RunFiles
@@ -65,7 +65,8 @@ class Keeper:
         }
         if threads is not None:
             environment[THREADS] = threads
-        place = places(share.count, None, gpus_of(settings))[share.index]
+        # its GPUs are those that Ray has named in the environment
+        place = places(share.count, None, [])[share.index]
         self._child = LocalChild(directory, self._board, number, place, environment)
         self._start = Start(f"instance {number}", self._child.start)
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from python_backends.launcher.fleets.places import Place, places, visible_gpus
+from python_backends.engine.kinds import kind_of
+from python_backends.launcher.fleets.places import VISIBLE, Place, places, visible_gpus
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import ASK, end_group, start_group
-from python_backends.settings import ROOT, Settings
+from python_backends.settings import ROOT, Settings, SettingsError
 from python_backends.watching.board import VARIABLE, Board
 
 
@@ -21,10 +22,12 @@ class LocalFleet:
     def __init__(
         self, settings: Settings, run_directory: Path, board: Board, processors: frozenset[int] | None
     ) -> None:
-        """As many as `settings.cluster` allows. They share `processors` (None: those of the launcher)."""
+        """As many as `settings.cluster` allows. They share `processors` (None: those of the launcher). Raises
+        SettingsError if the GPUs of this host do not suffice for them.
+        """
         self._run_directory = run_directory
         self._board = board
-        self._places = places(settings.cluster.most_instances, processors, gpus_of(settings))
+        self._places = _places(settings, processors)
 
     def child(self, number: int) -> LocalChild:
         return LocalChild(self._run_directory, self._board, number, self._places[number], os.environ)
@@ -81,6 +84,23 @@ class LocalChild:
             end_group(self._process, wait_s)
 
 
-def gpus_of(settings: Settings) -> list[str]:
-    """The GPUs of this host that instances may use, if the model runs on GPUs."""
-    return visible_gpus(os.environ) if settings.model.device.startswith("cuda") else []
+def _places(settings: Settings, processors: frozenset[int] | None) -> list[Place]:
+    """Raises SettingsError."""
+    cluster = settings.cluster
+    count = cluster.most_instances
+    if count == 1 or not settings.model.device.startswith("cuda"):
+        return places(count, processors, [])
+    kind, gpus = kind_of(settings), visible_gpus(os.environ)
+    said = f"cluster.{'max_instances' if cluster.follows_load else 'instances'} = {count}"
+    num_gpus = kind.num_gpus(settings)
+    if num_gpus > 1 and len(gpus) < count * num_gpus:
+        raise SettingsError(
+            f"{said}: {count * num_gpus} GPUs are wanted, {num_gpus} for each instance; {len(gpus)} are here"
+            f" ({VISIBLE})"
+        )
+    if kind.measures_memory and settings.engine.measures_kv and 0 < len(gpus) < count:
+        raise SettingsError(
+            f"{said}, and GPUs here = {len(gpus)}: where instances share a GPU, engine.kv_memory_gib must say"
+            " how much memory each has for KV blocks"
+        )
+    return places(count, processors, gpus, num_gpus)

@@ -1,4 +1,4 @@
-"""Assigns processors and a GPU to each instance.
+"""Assigns processors and GPUs to each instance.
 
 Several instances on the same processors would wait for each other's threads, so the processors are divided
 among them. GPUs are assigned in rotation. Called by the fleets.
@@ -6,6 +6,7 @@ among them. GPUs are assigned in rotation. Called by the fleets.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,17 +21,18 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def places(count: int, processors: frozenset[int] | None, gpus: list[str]) -> list[Place]:
+def places(count: int, processors: frozenset[int] | None, gpus: list[str], num_gpus: int = 1) -> list[Place]:
     """Returns the places of `count` instances, which share `processors` (None: those of the launcher) and
-    `gpus`. A single instance has all of them.
+    `gpus`, `num_gpus` for each. A single instance has all of them.
     """
     if count == 1:
         return [Place(processors)]
     shared = sorted(os.sched_getaffinity(0) if processors is None else processors)
     parts = [frozenset(shared[number::count] or [shared[number % len(shared)]]) for number in range(count)]
-    return [
-        Place(part, {VISIBLE: gpus[number % len(gpus)]} if gpus else {}) for number, part in enumerate(parts)
-    ]
+    if not gpus:
+        return [Place(part) for part in parts]
+    turns = itertools.cycle(gpus)
+    return [Place(part, {VISIBLE: ",".join(itertools.islice(turns, num_gpus))}) for part in parts]
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:

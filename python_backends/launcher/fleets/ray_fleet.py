@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from python_backends.engine.kinds import kind_of
 from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.free_ports import free_ports
@@ -52,7 +53,8 @@ class RayFleet:
         """
         self._settings = settings
         self._board = board
-        self._needs_gpu = settings.model.device.startswith("cuda")
+        # of each instance
+        self._num_gpus = kind_of(settings).num_gpus(settings) if settings.model.device != "cpu" else 0
         _join(settings, files)
         address = ray.util.get_node_ip_address()
         (port,) = free_ports(1, address)
@@ -63,7 +65,10 @@ class RayFleet:
         self._avoided_until_s: dict[str, float] = {}  # by node
         hosts = self._hosts()
         if not hosts:
-            raise SettingsError("cluster.engine = ray: no host of the Ray cluster has a GPU (model.device)")
+            raise SettingsError(
+                f"cluster.engine = ray: an instance needs {self._num_gpus} GPUs (model.device), and no host"
+                " of the Ray cluster has as many"
+            )
         self._num_parts = -(-settings.cluster.most_instances // len(hosts))  # of each host
         names = ", ".join(host.address for host in hosts)
         log.info("Ray runs on %s; each host is shared by at most %d instances", names, self._num_parts)
@@ -90,7 +95,7 @@ class RayFleet:
         self._places[number] = node, part
         actor = ray.remote(Keeper).options(
             num_cpus=0,
-            num_gpus=int(self._needs_gpu),
+            num_gpus=self._num_gpus,
             # soft: Ray would take any host for an actor that needs no processor and no GPU
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
@@ -111,7 +116,7 @@ class RayFleet:
         return [
             Host(node["NodeID"], node["NodeManagerAddress"])
             for node in ray.nodes()
-            if node["Alive"] and (not self._needs_gpu or node["Resources"].get("GPU"))
+            if node["Alive"] and node["Resources"].get("GPU", 0) >= self._num_gpus
         ]
 
 
