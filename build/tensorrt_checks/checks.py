@@ -147,6 +147,12 @@ def log_probabilities(serving: Serving) -> Iterator[Verdict]:
     )
     best = known and all(abs(a - b) < 1e-2 for a, b in zip(asked.chosen, asked.best, strict=True))
     yield best, "greedy takes the most probable token"
+    drawn = serving.answer(
+        prompt(30), max_tokens=20, temperature=2.0, seed=1, log_probs=True, num_top_log_probs=1
+    )
+    known = len(drawn.chosen) == len(drawn.tokens) and all(map(math.isfinite, drawn.chosen))
+    yield known, "no drawn token comes without its log-probability"
+    yield None, f"log-probabilities of 20 drawn tokens: {len(drawn.chosen)} have come {drawn.error}"
 
 
 def resuming(serving: Serving) -> Iterator[Verdict]:

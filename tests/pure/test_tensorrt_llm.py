@@ -104,6 +104,18 @@ def test_log_probabilities_are_those_of_the_stand_in(model: Path) -> None:
             assert (ids, top) == (wanted.top_ids.tolist(), wanted.top.tolist())
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_request_fails_alone_where_a_token_has_no_log_probability(model: Path, count: int) -> None:
+    manners.scores_chosen, manners.tokens_a_response = False, count
+    asks = {"max_tokens": 12, "temperature": 1.0, "log_probs": True, "num_top_log_probs": 2}
+    asked = [submit(0, 5, **asks), submit(1, 5, max_tokens=12), submit(2, 5, **asks), submit(3, 5, **asks)]
+    with Serving(make_settings(model), [asked]) as serving:
+        assert serving.run() == {1: answer_of(asked[1])}
+        assert set(serving.link.failed) == {0, 2, 3}
+        assert "gives no log-probability" in serving.link.failed[0]
+        assert serving.scheduler.blocks.num_used == 0
+
+
 def test_an_adapter_changes_the_answers_of_its_requests_alone(model: Path, tmp_path: Path) -> None:
     for name in ("law", "poems"):
         (tmp_path / "adapters" / name).mkdir(parents=True)

@@ -50,6 +50,10 @@ STATS_S = 2.0  # to wait for what an iteration was like
 FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
 # a request that asks for one token
 ONE_TOKEN = Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32))
+NO_SCORE = (
+    "TensorRT-LLM gives no log-probability of a token that it has chosen: ask without log-probabilities, or"
+    " with temperature 0"
+)
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
 
 
@@ -191,8 +195,12 @@ class TensorRTLLMEngine:
 
 
 def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
-    """What one call of `collect` gives, as arrays."""
-    tokens = [item for item in news if isinstance(item, Token)]
+    """What one call of `collect` gives, as arrays. A request that asks for log-probabilities fails at the
+    first token that has none.
+    """
+    came = [item for item in news if isinstance(item, Token)]
+    tokens = [item for item in came if not _lacks_score(item)]
+    unscored = [SlotFailure(item.slot, item.slot_generation, NO_SCORE) for item in came if _lacks_score(item)]
     return GatheredOutput(
         number=number,
         tokens=np.array([item.token for item in tokens], np.int32),
@@ -200,15 +208,19 @@ def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
         log_probs=_log_probs(tokens),
         slots=np.array([item.slot for item in tokens], np.int32),
         slot_generations=np.array([item.slot_generation for item in tokens], np.int32),
-        failures=tuple(item for item in news if isinstance(item, SlotFailure)),
+        failures=(*unscored, *(item for item in news if isinstance(item, SlotFailure))),
         released=tuple(item for item in news if isinstance(item, Release)),
     )
 
 
-def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
-    """TensorRT-LLM gives a dict for each token: the most probable ids,
-    and the chosen one if it is not among them.
+def _lacks_score(token: Token) -> bool:
+    """TensorRT-LLM gives a dict for each token: the most probable ids, among which one that was drawn may not
+    be.
     """
+    return token.score is not None and token.token not in token.score
+
+
+def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
     asking = [row for row, item in enumerate(tokens) if item.score is not None]
     if not asking:
         return None
@@ -218,7 +230,7 @@ def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
         scores = {int(token): float(score.logprob) for token, score in tokens[row].score.items()}
         best = sorted(scores.items(), key=lambda item: -item[1])[:num_top]
         best += [(-1, np.nan)] * (num_top - len(best))
-        chosen.append(scores.get(tokens[row].token, np.nan))
+        chosen.append(scores[tokens[row].token])
         top_ids += [token for token, _ in best]
         top += [score for _, score in best]
     values = LogProbs(np.array(chosen, np.float32), np.array(top_ids, np.int32), np.array(top, np.float32))

@@ -252,7 +252,11 @@ class LLM:
                 scores = toy_log_probs(token, params.logprobs, self.vocab_size)
                 ranked = zip(scores.top_ids.tolist(), scores.top.tolist(), strict=True)
                 response.logprobs.append(
-                    {item: Logprob(score, rank) for rank, (item, score) in enumerate(ranked, 1)}
+                    {
+                        item: Logprob(score, rank)
+                        for rank, (item, score) in enumerate(ranked, 1)
+                        if manners.scores_chosen or item != token
+                    }
                 )
 
     def _publish(self, computed: list[Generation]) -> None:

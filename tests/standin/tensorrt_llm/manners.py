@@ -22,6 +22,7 @@ class Manners:
     hears_aborts: bool = True
     tells_stats: bool = True
     tokens_a_response: int = 1
+    scores_chosen: bool = True  # False: of the most probable ids alone, without the one that was drawn
     keeps_stop_ids: bool = True  # False: end ids stay out of token_ids, as in some versions
 
 
