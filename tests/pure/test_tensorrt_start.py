@@ -210,13 +210,17 @@ def test_what_the_default_sampler_takes_no_notice_of_is_refused(model: Path) -> 
 
 def test_what_only_other_engines_do_is_refused(model: Path) -> None:
     settings = make_settings(model)
-    others = {
-        "model.device": replace(settings, model=replace(settings.model, device="cpu")),
-        "model.weights": replace(settings, model=replace(settings.model, weights="int8")),
+    others: dict[str, dict[str, Any]] = {
+        "model.device = 'cpu'": {"device": "cpu"},
+        "model.device = 'cuda:1': .*CUDA_VISIBLE_DEVICES": {"device": "cuda:1"},
+        "model.weights": {"weights": "int8"},
+        "model.random_weights = true: .*load_format": {"random_weights": True},
     }
     for name, changed in others.items():
         with pytest.raises(SettingsError, match=name):
-            build(changed)
+            build(replace(settings, model=replace(settings.model, **changed)))
+    with pytest.raises(SettingsError, match=r"engine\.cuda_graphs = 'off'"):
+        build(make_settings(model, cuda_graphs="off"))
 
 
 def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

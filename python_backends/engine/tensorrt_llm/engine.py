@@ -288,10 +288,20 @@ def _lora_config(adapters: dict[str, str]) -> Any:
 
 def _check(settings: Settings) -> None:
     """Raises SettingsError for what another engine can do."""
-    if settings.model.device == "cpu":
-        raise SettingsError("engine.kind = 'tensorrt_llm': needs model.device = 'cuda', not 'cpu'")
-    if settings.model.weights != "same":
+    model, graphs = settings.model, settings.engine.cuda_graphs
+    if model.device != "cuda":
         raise SettingsError(
-            f"model.weights = {settings.model.weights!r}: TensorRT-LLM serves checkpoints as they were"
-            " quantised: 'same'"
+            f"model.device = {model.device!r}: engine.kind = 'tensorrt_llm' needs 'cuda';"
+            " CUDA_VISIBLE_DEVICES says which GPUs"
         )
+    if model.weights != "same":
+        raise SettingsError(
+            f"model.weights = {model.weights!r}: TensorRT-LLM serves checkpoints as they were quantised:"
+            " 'same'"
+        )
+    if model.random_weights:
+        raise SettingsError(
+            "model.random_weights = true: for TensorRT-LLM set load_format to dummy in tensorrt_llm.arguments"
+        )
+    if graphs != "auto":
+        raise SettingsError(f"engine.cuda_graphs = {graphs!r}: TensorRT-LLM makes graphs of its own: 'auto'")
