@@ -155,14 +155,17 @@ def write_adapter(directory: Path, config: Any) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
-def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_gpus", "heads_each"), [(1, 2), (2, 1), (4, 1)])
+def test_the_number_of_blocks_follows_from_the_memory_of_each_gpu_and_its_heads(
+    tmp_path: Path, num_gpus: int, heads_each: int
+) -> None:
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
     settings = make_settings(
-        write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=2
+        write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=num_gpus
     )
     with Serving(choose(settings).settings) as serving:
-        block_bytes = 2 * 2 * 2 * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
-        assert serving.engine.limits.num_blocks == int(0.002 * 2**30) // block_bytes
+        block_bytes = 2 * 2 * heads_each * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
+        assert serving.engine.limits.num_blocks == int(0.001 * 2**30) // block_bytes
 
 
 def test_a_text_config_that_is_null_says_nothing(tmp_path: Path) -> None:

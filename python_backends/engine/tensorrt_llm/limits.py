@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,17 @@ def _rank(path: Path) -> int:
 
 
 def _num_blocks(settings: Settings, facts: Facts) -> int:
-    """As many as fit in the memory of all GPUs together, each of which has a share of every block."""
+    """As many as fit in the memory of each GPU, which has a part of every block: whole heads. Where GPUs
+    outnumber them, several GPUs have the same ones.
+    """
     hint = "engine.kv_blocks"
-    heads = _needed(facts.num_kv_heads, "num_attention_heads", hint)
+    heads = ceil(
+        _needed(facts.num_kv_heads, "num_attention_heads", hint) / settings.tensorrt_llm.tensor_parallelism
+    )
     dim = _needed(facts.head_dim, "hidden_size", hint)
     values = 2 * _needed(facts.num_layers, "num_hidden_layers", hint) * heads * dim
     num_bytes = values * BYTES[settings.model.dtype] * settings.engine.block_tokens
-    fit = settings.engine.kv_bytes * settings.tensorrt_llm.tensor_parallelism // num_bytes
+    fit = settings.engine.kv_bytes // num_bytes
     if fit == 0:
         raise SettingsError(
             f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes"
