@@ -53,8 +53,7 @@ class Row:
     task: Any = None
     has_spoken: bool = False  # the engine has said something of it
     has_ended: bool = False  # its last token or its failure has been handed over
-    is_released: bool = False  # by the slot scheduler: its tokens are not wanted any more
-    is_aborted: bool = False
+    is_released: bool = False  # by the slot scheduler, and aborted: its tokens are not wanted any more
     is_gone: bool = False  # we have stopped listening
 
     def tokens(self, response: Response) -> Iterator[Token]:

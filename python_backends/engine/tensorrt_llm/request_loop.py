@@ -149,7 +149,6 @@ class RequestLoop:
         if row is None or row.slot_generation != release.slot_generation or row.is_released:
             return  # the engine was faster
         row.is_released, row.heard_s = True, time.monotonic()
-        row.is_aborted = True
         self._interface.abort(row.result)
 
     async def _follow(self, row: Row) -> None:
@@ -240,11 +239,11 @@ class RequestLoop:
         now_s = time.monotonic()
         self._forgive(now_s - self._watch_s)
         silent = [row for row in self._rows.values() if now_s - row.heard_s > self._patience_s(row)]
-        if now_s - self._heard_s > LOST_AFTER_S and not all(row.is_aborted for row in silent):
+        if now_s - self._heard_s > LOST_AFTER_S and not all(row.is_released for row in silent):
             self._die(TimeoutError(f"nothing came for {LOST_AFTER_S:g} s"))
             return
         for row in silent:
-            if not (row.has_spoken or row.is_aborted):
+            if not (row.has_spoken or row.is_released):
                 self._wait_on(row, now_s)
                 continue
             log.warning(
@@ -252,7 +251,7 @@ class RequestLoop:
                 row.slot,
                 now_s - row.heard_s,
             )
-            if not row.is_aborted:
+            if not row.is_released:
                 self._interface.abort(row.result)
             self._let_go(row, f"the engine has lost this request: nothing came for {LOST_AFTER_S:g} s")
         self._watch_s = now_s + self._watch_every_s
@@ -274,4 +273,4 @@ class RequestLoop:
                 row.heard_s += late_s
 
     def _patience_s(self, row: Row) -> float:
-        return min(ABORT_LOST_AFTER_S, LOST_AFTER_S) if row.is_aborted else LOST_AFTER_S
+        return min(ABORT_LOST_AFTER_S, LOST_AFTER_S) if row.is_released else LOST_AFTER_S
