@@ -307,6 +307,10 @@ class ModelLimits(Noun, frozen=True):
         """What a request may come to hold, its prompt and its answer."""
         return min(num_prompt_tokens + max_tokens, self.max_model_tokens)
 
+    def step_tokens(self, token_budget: int) -> int:
+        """The most tokens of one step: one token of a chunk at least, besides all decodes."""
+        return max(token_budget, self.num_slots + 1)
+
     @property
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens

@@ -71,8 +71,7 @@ class SlotScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        # one token of a chunk at least besides all decodes
-        self.token_budget = max(token_budget, limits.num_slots + 1)
+        self.token_budget = limits.step_tokens(token_budget)
         self.policy = policy_of(settings)
         self._allocator = self.allocator(
             limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead

@@ -27,9 +27,10 @@ from python_backends.engine.torch import engine as torch_engine
 from python_backends.engine.torch import kernel_trial
 from python_backends.engine.torch.engine import TorchEngine, uses_kernels
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.engine.torch.step_launcher import LaunchedStep
+from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
 from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.nouns.step import StepPlan
+from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, SettingsError
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
@@ -235,6 +236,27 @@ def test_a_step_that_does_not_fit_is_found_at_the_start(
         SettingsError, match=r"draws for 4 slots, does not fit next to 50 KV blocks: 2.00 GiB are wanted"
     ):
         _with_memory(one, monkeypatch, 1 << 30, 0, kv_blocks=50)
+
+
+def test_the_largest_steps_are_as_large_as_the_slot_scheduler_plans_them(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more slots than `engine.token_budget`, steps have all decodes and a token of a chunk."""
+    launch, fix_shapes, told = TorchEngine.launch, StepLauncher.fix_shapes, list[int]()
+
+    def launched(self: TorchEngine, plan: StepPlan) -> None:
+        told.append(len(plan.tokens))
+        launch(self, plan)
+
+    def fixed(self: StepLauncher, capture: Any, token_budget: int) -> None:
+        told.append(token_budget)
+        fix_shapes(self, capture, token_budget)
+
+    monkeypatch.setattr(TorchEngine, "launch", launched)
+    monkeypatch.setattr(StepLauncher, "fix_shapes", fixed)
+    engine = _with_memory(one, monkeypatch, 1 << 30, 0, token_budget=2, cuda_graphs="eager")
+    assert SlotScheduler(engine.limits, 2).token_budget == 5
+    assert told == [5, 0, 0, 5, 5, 0, 0]  # measured, fixed, tried
 
 
 def test_on_a_cpu_nothing_is_measured_and_blocks_have_a_gibibyte(

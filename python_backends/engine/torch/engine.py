@@ -127,13 +127,12 @@ class TorchEngine:
         stop_ids = most_stop_ids(facts) if has_fixed_shapes else None
         self._make_state(shape, stop_ids)
         if measured is not None:
-            num_blocks = self._measured_blocks(measured, shape, settings.engine.token_budget)
-            self.limits = model_limits(settings, facts, num_blocks)
+            self.limits = model_limits(settings, facts, self._measured_blocks(measured, shape))
             self._make_state(shape, stop_ids)
         if has_fixed_shapes:
-            self._launcher.fix_shapes(Graphs(self.device) if captures else None, settings.engine.token_budget)
+            self._launcher.fix_shapes(Graphs(self.device) if captures else None, self._step_tokens)
         if memory is not None:
-            self._try_largest_steps(settings.engine.token_budget)
+            self._try_largest_steps()
         if self.device.type == "cuda":
             self._launcher.timer = cuda_timer(self.device)
         self._show_blocks(shape)
@@ -173,11 +172,16 @@ class TorchEngine:
         self._launcher = StepLauncher(self.decoder, self.state, self.cache, adapters, self._kernels)
         self._launched: deque[LaunchedStep] = deque()
 
-    def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
+    @property
+    def _step_tokens(self) -> int:
+        """The most tokens of one step, as the slot scheduler plans it."""
+        return self.limits.step_tokens(self._settings.engine.token_budget)
+
+    def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape) -> int:
         """How many KV blocks the device has memory for, besides weights and
         the largest steps, which are run to know.
         """
-        step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
+        step_bytes = memory.peak_of(self._run_largest_steps)
         del self.cache, self._launcher
         measured = Measured(memory.give_back(), step_bytes)
         log.info("%s: %s", self.device, measured)
@@ -188,22 +192,22 @@ class TorchEngine:
             )
         return num_blocks - 1
 
-    def _try_largest_steps(self, token_budget: int) -> None:
+    def _try_largest_steps(self) -> None:
         try:
-            self._run_largest_steps(token_budget)
+            self._run_largest_steps()
         except torch.OutOfMemoryError as error:
             raise SettingsError(
-                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens,"
-                f" or one that draws for {self.limits.num_slots} slots, does not fit next to"
+                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {self._step_tokens}"
+                f" tokens, or one that draws for {self.limits.num_slots} slots, does not fit next to"
                 f" {self.limits.num_blocks} KV blocks: {error}"
             ) from error
 
-    def _run_largest_steps(self, token_budget: int) -> None:
+    def _run_largest_steps(self) -> None:
         """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the
         blocks, not measured here.
         """
         context = self.limits.max_model_tokens if self._kernels else 1
-        for plan in largest_steps(self.limits, token_budget, context):
+        for plan in largest_steps(self.limits, self._step_tokens, context):
             self.launch(plan)
             self.collect()
 
