@@ -238,6 +238,25 @@ def test_a_step_that_does_not_fit_is_found_at_the_start(
         _with_memory(one, monkeypatch, 1 << 30, 0, kv_blocks=50)
 
 
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("describe", "model.directory, model.weights or .*: the weights do not fit"),
+        ("Decoder", "model.directory, model.weights or .*: the weights do not fit"),
+        ("StepLauncher.fix_shapes", "engine.slots or engine.token_budget: steps of up to 512 tokens"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_what_to_change(
+    one: TinyModel, place: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("2.00 GiB are wanted")
+
+    monkeypatch.setattr(f"{torch_engine.__name__}.{place}", full)
+    with pytest.raises(SettingsError, match=rf"{says}.*: 2\.00 GiB are wanted"):
+        one.engine(cuda_graphs="eager")
+
+
 def test_the_largest_steps_are_as_large_as_the_slot_scheduler_plans_them(
     one: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,8 @@ from python_backends.settings import TRAINS, Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
 
+WEIGHTS = "model.directory, model.weights or model.dtype: the weights do not fit the GPU"
+
 
 class TorchEngine:
     plans_steps = False
@@ -118,9 +121,10 @@ class TorchEngine:
             del description  # the embedding as it was read
             self._open_layers(packed, layers, layers_library, shape, settings.engine.threads)
             return
-        self.decoder = Decoder(
-            description, layers, self.limits.max_model_tokens, self._kernels, self.limits.state_layer
-        )
+        with _fitting(WEIGHTS):
+            self.decoder = Decoder(
+                description, layers, self.limits.max_model_tokens, self._kernels, self.limits.state_layer
+            )
         del description, layers
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
@@ -130,9 +134,9 @@ class TorchEngine:
             self.limits = model_limits(settings, facts, self._measured_blocks(measured, shape))
             self._make_state(shape, stop_ids)
         if has_fixed_shapes:
-            self._launcher.fix_shapes(Graphs(self.device) if captures else None, self._step_tokens)
+            self._fix_shapes(Graphs(self.device) if captures else None)
         if memory is not None:
-            self._try_largest_steps()
+            self._run_largest_steps()
         if self.device.type == "cuda":
             self._launcher.timer = cuda_timer(self.device)
         self._show_blocks(shape)
@@ -161,12 +165,8 @@ class TorchEngine:
     def _make_state(self, shape: BlockShape, stop_ids: int | None) -> None:
         """KV cache and slot state for `limits`."""
         blocks = self.limits.num_blocks + 1  # one for rows of padding
-        try:
+        with _fitting(f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes"):
             self.cache = KVCache(shape, blocks, self.device)
-        except torch.OutOfMemoryError as error:
-            raise SettingsError(
-                f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
-            ) from error
         self._adapters = adapters = SlotAdapters(self.device, joins=self.device.type == "cuda")
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
         self._launcher = StepLauncher(self.decoder, self.state, self.cache, adapters, self._kernels)
@@ -192,24 +192,27 @@ class TorchEngine:
             )
         return num_blocks - 1
 
-    def _try_largest_steps(self) -> None:
-        try:
-            self._run_largest_steps()
-        except torch.OutOfMemoryError as error:
-            raise SettingsError(
-                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {self._step_tokens}"
-                f" tokens, or one that draws for {self.limits.num_slots} slots, does not fit next to"
-                f" {self.limits.num_blocks} KV blocks: {error}"
-            ) from error
+    def _fix_shapes(self, graphs: Graphs | None) -> None:
+        """`graphs`: see `DecodeSteps`."""
+        with _fitting(
+            f"engine.kv_memory_gib, engine.slots or engine.token_budget: steps of up to {self._step_tokens}"
+            f" tokens do not fit next to {self.limits.num_blocks} KV blocks"
+        ):
+            self._launcher.fix_shapes(graphs, self._step_tokens)
 
     def _run_largest_steps(self) -> None:
         """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the
         blocks, not measured here.
         """
         context = self.limits.max_model_tokens if self._kernels else 1
-        for plan in largest_steps(self.limits, self._step_tokens, context):
-            self.launch(plan)
-            self.collect()
+        with _fitting(
+            f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {self._step_tokens}"
+            f" tokens, or one that draws for {self.limits.num_slots} slots, does not fit next to"
+            f" {self.limits.num_blocks} KV blocks"
+        ):
+            for plan in largest_steps(self.limits, self._step_tokens, context):
+                self.launch(plan)
+                self.collect()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -274,11 +277,21 @@ class TorchEngine:
         self._launched.clear()
 
 
+@contextmanager
+def _fitting(what: str) -> Iterator[None]:
+    """Raises SettingsError, which begins with `what`, where the memory of a GPU does not suffice."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(f"{what}: {error}") from error
+
+
 def _described(settings: Settings, facts: ModelFacts, weights: Weights) -> Model:
     """Everything but the layers; the embedding is read now."""
     if facts.family.left_out:
         log.info("of %s the part for text is served: images are not taken", facts.architecture)
-    description = describe(facts, weights, declared_tokens(settings, facts))
+    with _fitting(WEIGHTS):
+        description = describe(facts, weights, declared_tokens(settings, facts))
     start_clock.ended("reading weights")
     return description
 
