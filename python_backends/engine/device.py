@@ -33,11 +33,17 @@ def take_device(name: str) -> torch.device:
         return device
     index, count = device.index or 0, torch.cuda.device_count()
     if device.type != "cuda" or index >= count:
-        raise SettingsError(
-            f"model.device = {name!r}: must be cpu, cuda or cuda:N; torch finds {count} GPUs (CUDA) here"
-        )
+        raise SettingsError(f"model.device = {name!r}: must be cpu, cuda or cuda:N; {_found(count)}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _found(count: int) -> str:
+    """What torch has found of GPUs, and why there may be none."""
+    if torch.version.cuda is None:
+        return "torch is the build for CPUs here: `DEVICE=cuda build/set-up` installs the one for GPUs"
+    said = f"torch finds {count} GPUs (CUDA) here"
+    return said if count else f"{said}: it needs a driver for CUDA {torch.version.cuda}, see nvidia-smi"
 
 
 class DeviceMemory:

@@ -73,6 +73,18 @@ def test_a_device_that_is_not_there_is_refused_by_name(
         one.engine(device=name)
 
 
+@pytest.mark.parametrize(
+    ("version", "says"), [(None, "DEVICE=cuda build/set-up"), ("12.8", "0 GPUs .* a driver for CUDA 12.8")]
+)
+def test_where_there_is_no_gpu_the_error_says_what_is_missing(
+    version: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SettingsError, match=says):
+        take_device("cuda")
+
+
 def test_the_marks_of_a_step_are_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[Any] = []
 
