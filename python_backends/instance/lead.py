@@ -2,8 +2,8 @@
 launch a step of that kind, as it was measured, and a little more.
 
 A plan that is made too late leaves the device idle; one that is made too early does not have the requests
-that come meanwhile. Steps with prompts are launched kernel by kernel on a GPU, all others by few calls.
-Called by the loop.
+that come meanwhile. Steps with prompts take the host longer than others, most of all those that are not
+captured. Called by the loop.
 """
 
 from __future__ import annotations

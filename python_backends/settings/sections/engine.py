@@ -38,9 +38,9 @@ class EngineSettings:
     )
     cuda_graphs: str = setting(
         "auto",
-        "auto: on a GPU, steps with only decodes are captured at the start, for 1, 2, 4 … and all slots |"
-        " eager: the same steps of fixed shape, not captured (also on a CPU, for tests) | off: neither these"
-        " nor Gapless's kernels, only torch's operators",
+        "auto: on a GPU, steps are captured at the start: decodes alone for 1, 2, 4 … and all slots, prompts"
+        " in sizes up to token_budget | eager: the same steps of fixed shape, not captured (also on a CPU,"
+        " for tests) | off: neither these nor Gapless's kernels, only torch's operators",
         choices=("auto", "off", "eager"),
     )
     options: str = setting("", "of an engine of your own, which reads them")
