@@ -84,14 +84,19 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def host_copy(tensor: Tensor) -> Tensor:
+    """A copy of a GPU's `tensor` in pinned memory, complete once the device has come so far."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
 def on_the_way(tensor: Tensor) -> Callable[[], Tensor]:
     """Starts the way of `tensor` to the host. What is returned waits until it is there, and gives it; on a
     CPU it is `tensor`.
     """
     if tensor.device.type == "cpu":
         return lambda: tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
+    host = host_copy(tensor)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(tensor.device))
 

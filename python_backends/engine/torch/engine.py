@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from python_backends.checkpoint.model_facts import ModelFacts
 from python_backends.engine.cpu.fetch import use_faster_cache
@@ -30,7 +29,7 @@ from python_backends.engine.cpu.library import has_tiles, library, multiplies_by
 from python_backends.engine.cpu.model import PackedModel
 from python_backends.engine.cpu.served import obstacle
 from python_backends.engine.cpu.steps import LayerSteps
-from python_backends.engine.device import DeviceMemory, device_memory, take_device
+from python_backends.engine.device import DeviceMemory, device_memory, host_copy, take_device
 from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
@@ -339,20 +338,14 @@ def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
 
 def _sent(step: LaunchedStep) -> LaunchedStep:
     """Starts the way of its result, log-probabilities and hidden states to the host."""
-    result = _on_the_way(step.result)
+    result = host_copy(step.result)
     scores, states, prompts = (
-        None if tensor is None else _on_the_way(tensor)
+        None if tensor is None else host_copy(tensor)
         for tensor in (step.log_probs, step.states, step.prompt_log_probs)
     )
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(step.result.device))
     return replace(step, result=result, log_probs=scores, states=states, prompt_log_probs=prompts, done=done)
-
-
-def _on_the_way(tensor: Tensor) -> Tensor:
-    """A copy on the host, complete once the device has come so far."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 def _threads(asked: int, device: torch.device) -> Threads | None:
