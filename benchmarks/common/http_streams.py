@@ -174,15 +174,18 @@ class EnsembleStreams(HttpStreams):
 
 
 class OpenAIStreams(HttpStreams):
-    """Streams of `/v1/completions` or `/v1/chat/completions`. Each chunk counts as one token, except those of
-    `/v1/completions` without text.
-    """
+    """Streams of `/v1/completions` or `/v1/chat/completions`. Each chunk with text counts as one token."""
 
     def __init__(self, port: int, path: str, num_connections: int) -> None:
         super().__init__(
             port,
             path,
             num_connections,
-            lambda event: bool(event["choices"][0].get("text", True)),
+            lambda event: bool(_text_of(event["choices"][0])),
             lambda event: event["choices"][0]["finish_reason"] is not None,
         )
+
+
+def _text_of(choice: Event) -> str | None:
+    text: str | None = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    return text

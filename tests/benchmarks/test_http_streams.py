@@ -12,7 +12,9 @@ from threading import Thread
 
 import pytest
 
-from benchmarks.common.http_streams import END, HttpStreams
+from benchmarks.common.http_streams import END, HttpStreams, OpenAIStreams
+from benchmarks.common.work import Timing
+from benchmarks.tinker_cost import ANSWER, tpots_ms
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -73,3 +75,26 @@ def test_a_server_that_closes_instead_of_its_first_answer_ends_the_run() -> None
         pytest.raises(RuntimeError, match="closed"),
     ):
         asked.run([{}])
+
+
+def read(path: str, choices: list[dict[str, object]]) -> Timing:
+    """What a client of OpenAI's interface makes of chunks that come a second after each other."""
+    timing = Timing(0.0, [])
+    events = [b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n" for choice in choices]
+    with contextlib.closing(OpenAIStreams(1, path, 0)) as asked:
+        asked._read([(float(at), event) for at, event in enumerate(events)], timing)
+    return timing
+
+
+def test_a_chunk_without_text_is_no_token() -> None:
+    """That of the role, and that of the end."""
+    deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {}]
+    chat = [{"delta": delta, "finish_reason": None if delta else "length"} for delta in deltas]
+    texts = [{"text": text, "finish_reason": None if text else "length"} for text in ("a", "b", "")]
+    found = [read("/v1/chat/completions", chat), read("/v1/completions", texts)]
+    assert [timing.tokens for timing in found] == [[1.0], [0.0, 1.0]]
+    assert [timing.ended for timing in found] == [2.0, 2.0]
+
+
+def test_the_time_per_token_is_that_of_the_whole_answer_however_few_chunks_it_came_in() -> None:
+    assert tpots_ms([Timing(0.0, [1.0, 1.5], 1.0 + 0.1 * (ANSWER - 1))]).tolist() == pytest.approx([100.0])
