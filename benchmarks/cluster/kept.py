@@ -1,7 +1,7 @@
 """Keeps the runs of `cluster` in a folder, so that a long table can be made in pieces.
 
 A run is deterministic: it depends on the code and on the case, the policy and the seed, which name its file.
-Each file says of which commit its code was.
+Each file says of which commit its code was: commits that change nothing else do not make it again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import ROOT
 from benchmarks.cluster.runs import Capacity, Served
+
+CODE = (  # that makes the runs
+    "python_backends/**/*.py",
+    "benchmarks/cluster/*.py",
+    "benchmarks/common/given_lengths.py",
+    "benchmarks/policies.py",
+)
 
 
 def kept(path: Path | None, commit: str, run: Callable[[], Served]) -> tuple[Served, str]:
@@ -56,8 +65,17 @@ def file_of(runs: Path | None, what: object, ending: str) -> Path | None:
     """Where `what` is kept in the folder `runs`; None: nothing is kept. `what` is a dataclass."""
     if runs is None:
         return None
-    words = json.dumps(asdict(what), sort_keys=True)  # type: ignore[call-overload]
+    words = code() + json.dumps(asdict(what), sort_keys=True)  # type: ignore[call-overload]
     return runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.{ending}"
+
+
+@cache
+def code() -> str:
+    """Returns a hash of the files in CODE."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _write(path: Path, commit: str, served: Served) -> None:

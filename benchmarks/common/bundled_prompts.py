@@ -5,6 +5,8 @@ Used by `agreement.py`, `magnus/requests.py` and `scheduling/requests.py`.
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from models.recipe.tasks import Exercise
 
 MODEL = ROOT / "models" / "bundled"
+MADE_FROM = (ROOT / "models" / "recipe", MODEL)  # prompts and answers; and of the sources of this Python
 END = 0  # the model's end of an answer
 NUM_TASKS = 8
 TOKEN_BUDGET = 512
@@ -33,6 +36,15 @@ class Drawn(NamedTuple):
     exercise: Exercise
     prompt: list[int]
     num_given_tokens: int
+
+
+def sources() -> str:
+    """Returns a short hash of what prompts and answers are made from, for the names of files with them."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    for folder in MADE_FROM:
+        for path in sorted(each for each in folder.iterdir() if each.is_file()):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def draw_prompts(count: int) -> Iterator[Drawn]:

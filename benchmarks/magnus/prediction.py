@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.magnus.requests import Ask, sources
+from benchmarks.common.bundled_prompts import sources
+from benchmarks.magnus.requests import Ask
 from benchmarks.magnus.static_batching.batch_time import BatchShape, BatchTime
 from benchmarks.magnus.static_batching.mode import Served
 from python_backends.nouns.request import Floats

@@ -7,9 +7,7 @@ Prompts and lengths are kept in a folder, because they take longer than the othe
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from numpy.typing import NDArray
 from benchmarks.common import bundled_prompts
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Ids, Request
-from python_backends.settings import ROOT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +40,7 @@ def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
     """Returns `count` different prompts of the tasks in turn, none longer than `max_prompt_tokens`. A larger
     `count` gives the same prompts first.
     """
-    path = cache / f"asks_{max_prompt_tokens}_{sources()}.json"
+    path = cache / f"asks_{max_prompt_tokens}_{bundled_prompts.sources()}.json"
     drawn = json.loads(path.read_text()) if path.exists() else []
     if len(drawn) < count:
         drawn = _draw(count, max_prompt_tokens)
@@ -53,14 +50,6 @@ def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
         Ask(task, instruction, text, np.array(prompt, np.int32), given)
         for task, instruction, text, prompt, given in drawn[:count]
     ]
-
-
-def sources() -> str:
-    """Returns a short hash of what the prompts are made from."""
-    digest = hashlib.sha256(platform.python_version().encode())
-    for path in sorted((ROOT / "build" / "bundled").glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[int], int]]:
@@ -80,7 +69,8 @@ def answer_lengths(asked: list[Ask], engine: Engine, max_tokens: int, cache: Pat
     """Returns [asked] numbers of tokens of the answers, including the end. `asked` are the first of all
     requests.
     """
-    path = cache / f"answer_lengths_{max_tokens}_{engine.limits.fingerprint}_{sources()}.npy"
+    name = f"answer_lengths_{max_tokens}_{engine.limits.fingerprint}_{bundled_prompts.sources()}.npy"
+    path = cache / name
     lengths: NDArray[np.int64] = np.load(path) if path.exists() else np.zeros(0, np.int64)
     if len(lengths) < len(asked):
         lengths = bundled_prompts.answer_lengths([ask.prompt for ask in asked], engine, max_tokens)

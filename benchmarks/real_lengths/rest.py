@@ -20,7 +20,7 @@ from benchmarks.common.command_line import command_line
 from benchmarks.real_lengths.regression import Spread, parts, quantile, says
 from benchmarks.real_lengths.scores import SPLITS
 from benchmarks.real_lengths.stages import Stages
-from benchmarks.real_lengths.states import States, encoded, states_of
+from benchmarks.real_lengths.states import States, encoded, kept_file, states_of
 from benchmarks.real_lengths.written import Written, answers_of, states_while_written
 from benchmarks.real_prompts.prompts import Prompt, folds, read_prompts
 from benchmarks.results_file import table, write_result
@@ -158,13 +158,13 @@ def main() -> None:
     prompts = read_prompts()
     states: States = states_of(prompts, given.model, given.kept)
     layers = [round(share * (states.ends.shape[1] - 1)) for share in SHARES]
-    kept = given.kept / f"written_{count}.npz"
+    kept, path = (
+        kept_file(given.kept, what, prompts[:count], given.model) for what in ("written", "answers")
+    )
     if not kept.exists():
         tokens, _ = encoded(prompts[:count], given.model)
         ends = read_facts(open_source(given.model)).end_ids
-        answers = answers_of(
-            tokens, given.model, ends, MOST, given.slots, given.kept / f"answers_{count}.npz"
-        )
+        answers = answers_of(tokens, given.model, ends, MOST, given.slots, path)
         states_while_written(prompts[:count], answers, layers, given.model, ends).save(kept)
     rest = Rest(prompts[:count], Written.load(kept), states.ends[:count, layers[0]])
     rows, served = rest.rows(), rest.served_rows()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.real_prompts.prompts import Prompt, digest
+from python_backends.checkpoint.opening import open_source
 from python_backends.nouns.request import Floats
 
 BATCH = 16  # prompts of nearly the same length
@@ -51,10 +52,15 @@ class States:
 
 def states_of(prompts: Sequence[Prompt], directory: Path, kept: Path) -> States:
     """Reads them from the folder `kept`, or computes them by the model in `directory` and keeps them."""
-    path = kept / f"states_{directory.resolve().name}_{digest(list(prompts))}.npz"
+    path = kept_file(kept, "states", prompts, directory)
     if not path.exists():
         _compute(prompts, directory).save(path)
     return States.load(path)
+
+
+def kept_file(kept: Path, what: str, prompts: Sequence[Prompt], directory: Path) -> Path:
+    """Where the folder `kept` has what the model in `directory` makes of these prompts."""
+    return kept / f"{what}_{open_source(directory).digest()}_{digest(list(prompts))}.npz"
 
 
 def encoded(prompts: Sequence[Prompt], directory: Path) -> tuple[list[list[int]], list[tuple[int, int]]]:
