@@ -12,10 +12,9 @@ eight tasks, loads around capacity, Poisson and bursty arrivals.
 Capacity is the throughput of `ours` when requests always wait. Goodput counts the requests whose first token
 arrives within --ttft and whose tokens arrive within --tpot on average. Each policy gets the same requests at
 the same times. The forest predicted their lengths before the run, which costs nothing in the run. `ours` runs
-four times: with those predictions, as `oracle` with the true lengths, as `ours_history` with predictions from
-recent answers, and as `ours_served` with a server's length predictor, which runs next to the engine (in real
-runs). --simulate runs the slot scheduler itself by a virtual clock, with a model of step time from a short
-real run (or --step-time).
+three times: with those predictions, as `oracle` with the true lengths, and as `ours_history` with predictions
+from recent answers. --simulate runs the slot scheduler itself by a virtual clock, with a model of step time
+from a short real run (or --step-time).
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from benchmarks.common.command_line import command_line
 from benchmarks.policies import SCHEDULING, setting_of
 from benchmarks.results_file import table, write_result
 from benchmarks.scheduling.figures import Figures, Times, figures_of
-from benchmarks.scheduling.predictions import ServedPredictor
-from benchmarks.scheduling.requests import MAX_TOKENS, Pool, Source, pool_directory, read_pool
+from benchmarks.scheduling.requests import MAX_TOKENS, Pool, Source, read_pool
 from benchmarks.scheduling.runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
 from python_backends.instance.build import build
 from python_backends.nouns.request import ModelLimits
@@ -45,7 +43,7 @@ from python_backends.scheduling.step_time import FEATURES
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
 # sources of predictions of `ours`; other policies have FOREST
-SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}
+SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY}
 BLOCK_TOKENS = 32  # the only size that layers in C++ take
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, so that requests always wait
@@ -117,8 +115,7 @@ class Bench:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.num_prompts = QUICK_POOL if asked.quick else POOL
-        self.pool = read_pool(self.num_prompts)
+        self.pool = read_pool(QUICK_POOL if asked.quick else POOL)
         self.scheduling = SchedulingSettings(ttft_s=asked.ttft)
         model = ModelSettings(dtype="float32", max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(
@@ -132,31 +129,18 @@ class Bench:
             [float(each) for each in asked.step_time.split(",")] if asked.step_time else NO_TIME
         )
         self._engine: Any = None
-        self._predictor: ServedPredictor | None = None
 
     def real(self, policy: str, work: Work, steps: Steps | None = None) -> Served:
         if self._engine is None:
             self._engine = build(self.settings)[1]
         settings = replace(self.settings, scheduling=self._rules(policy))
-        told = _told(policy, work)
-        predictor = self._served_predictor() if told.source is Source.SERVED else None
-        return serve(self._engine, settings, told, steps or Steps(), predictor)
+        return serve(self._engine, settings, _told(policy, work), steps or Steps())
 
     def simulated(self, policy: str, work: Work, machine: Machine | None = None) -> Served:
         return simulate(self.limits, self._rules(policy), _told(policy, work), machine or self.machine)
 
-    def by_forest(self) -> float | None:
-        """Returns the share of the served predictor's answers that the forest gave. None: no answers."""
-        served = self._predictor
-        return None if served is None else round(served.num_by_forest / max(1, served.num_asked), 3)
-
     def _rules(self, policy: str) -> SchedulingSettings:
         return replace(self.scheduling, policy="ours" if policy in SOURCES else setting_of(policy))
-
-    def _served_predictor(self) -> ServedPredictor:
-        if self._predictor is None:
-            self._predictor = ServedPredictor(pool_directory(self.num_prompts))
-        return self._predictor
 
     def calibrate(self) -> None:
         """Measures step times in a real closed loop for several numbers of requests in flight, so that steps
@@ -280,8 +264,6 @@ def arguments() -> argparse.Namespace:
         "--step-time", default="", metavar="S,S,S,S,S", help=f"of the simulated engine: {', '.join(FEATURES)}"
     )
     asked = parser.parse_args()
-    if asked.simulate or asked.check:
-        asked.policies = [policy for policy in asked.policies if SOURCES.get(policy) is not Source.SERVED]
     if unknown := sorted({*asked.policies} - {*SCHEDULING, *SOURCES}):
         parser.error(f"--policies: {', '.join(unknown)}: must be of {', '.join([*SCHEDULING, *SOURCES])}")
     asked.blocks = asked.blocks or max(2 * asked.slots, MAX_MODEL_TOKENS // BLOCK_TOKENS)
@@ -315,7 +297,6 @@ def main() -> None:
             "slots": asked.slots,
             "blocks": asked.blocks,
         },
-        "served_answers_by_forest": bench.by_forest(),
         "step_time_s": dict(zip(FEATURES, bench.machine.step_time.coefficients, strict=True)),
     }
     if asked.json:

@@ -65,7 +65,6 @@ def read_real_pool(lengths: Path = LENGTHS, predicted: Path = PREDICTED) -> Real
     said = np.repeat(np.array(kept["predicted"], np.float32), seeds, axis=0)  # [n, stages, 1 + levels]
     counts = np.repeat(np.array(kept["prompt_tokens"], np.int64), seeds)
     history, forest, words, states = (said[:, STAGES.index(stage)] for stage in STAGES)
-    none = np.full(len(counts), "")
     return RealPool(
         tokens=np.zeros(counts.max(), np.int32),
         ends=counts.cumsum(),
@@ -74,8 +73,6 @@ def read_real_pool(lengths: Path = LENGTHS, predicted: Path = PREDICTED) -> Real
         quantiles=forest[:, 1:],
         history_means=history[:, 0].astype(np.float64),
         history_quantiles=history[:, 1:],
-        instructions=none,
-        inputs=none,
         num_input_tokens=counts,
         words=words,
         states=states,

@@ -2,11 +2,12 @@
 answers, and predicted lengths.
 
 History and forest learn from one half of the prompts; the other half are the requests. All data are made once
-and kept in files. The lengths are those of the model's own greedy answers in the chat format.
+and kept in a file. The lengths are those of the model's own greedy answers in the chat format.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,12 +24,13 @@ from benchmarks.common.bundled_prompts import (
     answer_lengths,
     draw_prompts,
     greedy_request,
+    sources,
 )
 from benchmarks.peers.environments import FOLDER
 from python_backends.engine.choice import choose
 from python_backends.instance.build import build
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
-from python_backends.nouns.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request, Subject
+from python_backends.nouns.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.settings import EngineSettings, Settings
 
@@ -41,7 +43,6 @@ class Source(Enum):
 
     FOREST = "forest"  # for every request, before the run
     HISTORY = "history"  # recent answers to the same instruction; for every request, before the run
-    SERVED = "served"  # the length predictor next to the engine, within its share of the processors
     TRUTH = "truth"
     NONE = "none"  # nothing is predicted
     # of real prompts only
@@ -61,8 +62,6 @@ class Pool:
     quantiles: NDArray[np.float32]  # [n, levels] predicted by the forest
     history_means: NDArray[np.float64]  # [n] predicted from recent answers alone
     history_quantiles: NDArray[np.float32]  # [n, levels]
-    instructions: NDArray[np.str_]  # [n]
-    inputs: NDArray[np.str_]  # [n]
     num_input_tokens: NDArray[np.int64]  # [n]
 
     def __len__(self) -> int:
@@ -73,16 +72,8 @@ class Pool:
         prompt = self.tokens[self.ends[place - 1] if place else 0 : self.ends[place]]
         return greedy_request(number, prompt, MAX_TOKENS)
 
-    def subject(self, place: int) -> Subject:
-        return Subject(
-            str(self.instructions[place]),
-            str(self.inputs[place]),
-            int(self.num_input_tokens[place]),
-            MAX_TOKENS,
-        )
-
     def prediction(self, place: int, source: Source) -> LengthPrediction:
-        """Returns a prediction made before the run: for FOREST, HISTORY and TRUTH."""
+        """Returns a prediction made before the run."""
         if source is Source.TRUTH:
             length = float(self.lengths[place])
             return LengthPrediction(length, np.full(len(QUANTILE_LEVELS), length, np.float32))
@@ -97,18 +88,13 @@ class Pool:
 
 def read_pool(count: int) -> Pool:
     """Returns `count` prompts. The first call makes them, which takes some minutes."""
-    path = pool_directory(count) / "pool.npz"
+    path = FOLDER / f"scheduling_pool_{count}_{sources()}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         pool = _make(count)
         np.savez_compressed(path, **{name: getattr(pool, name) for name in Pool.__slots__})
     with np.load(path) as arrays:
         return Pool(**arrays)
-
-
-def pool_directory(count: int) -> Path:
-    """Returns the directory of the pool, and of the served predictor's request log and forest."""
-    return FOLDER / f"scheduling_pool_{count}"
 
 
 def _make(count: int) -> Pool:
@@ -120,16 +106,14 @@ def _make(count: int) -> Pool:
     lengths = answer_lengths(prompts, engine, MAX_TOKENS)
     engine.close()
     half = len(drawn) // 2
-    asked, told = prompts[half:], drawn[half:]
+    asked = prompts[half:]
     return Pool(
         np.concatenate(asked),
         np.cumsum([len(prompt) for prompt in asked]),
         lengths[half:],
-        *_arrays(_learn(drawn, lengths, half, pool_directory(count))),
+        *_arrays(_learn(drawn, lengths, half)),
         *_arrays(_history(drawn, lengths, half)),
-        np.array([each.exercise.instruction for each in told]),
-        np.array([each.exercise.given for each in told]),
-        np.array([each.num_given_tokens for each in told]),
+        np.array([each.num_given_tokens for each in drawn[half:]]),
     )
 
 
@@ -150,12 +134,8 @@ def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> l
     return told
 
 
-def _learn(
-    drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int, directory: Path
-) -> list[LengthPrediction]:
-    """Predicts the second half with a forest that has learned from the first half. Request log and forest
-    stay in `directory`.
-    """
+def _learn(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> list[LengthPrediction]:
+    """Predicts the second half with a forest that has learned from the first half."""
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features
     from python_backends.prediction.forest import Forest
@@ -172,13 +152,16 @@ def _learn(
         part = slice(start, start + 32)
         rows.append(features(encoder.encode(instructions[part]), encoder.encode(inputs[part]), given[part]))
     seen = np.concatenate(rows)
-    log = RequestLog(directory, max_answers=len(drawn))
-    log.add([_record(drawn[place], int(lengths[place]), seen[place], encoder.name) for place in range(half)])
-    log.close()
-    version = learn(directory, encoder.name)
-    assert version is not None
+    answers = [_record(drawn[place], int(lengths[place]), seen[place], encoder.name) for place in range(half)]
     ids = np.array([instruction_id(instruction) for instruction in instructions[half:]], np.uint64)
-    return Forest.load(version.path(directory)).predict(seen[half:], ids, [MAX_TOKENS] * len(ids))
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        log = RequestLog(directory, max_answers=len(drawn))
+        log.add(answers)
+        log.close()
+        version = learn(directory, encoder.name)
+        assert version is not None
+        return Forest.load(version.path(directory)).predict(seen[half:], ids, [MAX_TOKENS] * len(ids))
 
 
 def _record(each: Drawn, length: int, features: Floats, encoder: str) -> AnswerRecord:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.given_lengths import GivenLengths
-from benchmarks.scheduling.predictions import Question, ServedPredictor
 from benchmarks.scheduling.requests import Pool, Source
 from python_backends.engine.protocol import Engine
 from python_backends.instance.loop import Instance
@@ -49,7 +48,6 @@ class Served:
     """The results of the requests of `work`, and the messages to the instance."""
 
     work: Work
-    predictor: ServedPredictor | None = None  # for Source.SERVED
     now_s: float = 0.0
     num_submitted: int = 0
     num_predicted: int = 0
@@ -63,7 +61,6 @@ class Served:
     _first_passed_s: Doubles = field(init=False)
     _waits: NDArray[np.bool_] = field(init=False)
     _oldest: int = 0
-    _to_ask: list[Question] = field(default_factory=list)
     _later: list[Predicted] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,15 +111,8 @@ class Served:
             and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s
         ):
             number, place = self.num_predicted, int(self.work.places[self.num_predicted])
-            if self.work.source is Source.SERVED:
-                self._to_ask.append((number, self.work.pool.subject(place)))
-            else:
-                told.append(Predicted(number, self.work.pool.prediction(place, self.work.source)))
+            told.append(Predicted(number, self.work.pool.prediction(place, self.work.source)))
             self.num_predicted += 1
-        if self.predictor is not None:
-            told += [
-                Predicted(number, prediction) for number, prediction in self.predictor.answers(self._to_ask)
-            ]
         return told
 
     def started(self, requests: Sequence[Started]) -> None:
@@ -303,11 +293,9 @@ class _Paced:
         self._engine.close()
 
 
-def serve(
-    engine: Engine, settings: Settings, work: Work, steps: Steps, predictor: ServedPredictor | None
-) -> Served:
+def serve(engine: Engine, settings: Settings, work: Work, steps: Steps) -> Served:
     """Serves `work` by the instance's loop. Adds the times of steps to `steps`."""
-    served = Served(work, predictor)
+    served = Served(work)
     scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)
     link = _Link(served)
     instance = Instance(scheduler, _Paced(engine, link, steps), link, lambda _: None)

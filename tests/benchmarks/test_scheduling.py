@@ -39,10 +39,7 @@ def pool() -> Pool:
 
 def pool_of(prompts: NDArray[np.int64], lengths: NDArray[np.int64], quantiles: NDArray[np.float64]) -> Pool:
     """History says the same of all of them."""
-    told, texts = (
-        np.tile(quantiles.mean(axis=0), (len(lengths), 1)).astype(np.float32),
-        np.full(len(lengths), "text"),
-    )
+    told = np.tile(quantiles.mean(axis=0), (len(lengths), 1)).astype(np.float32)
     means = quantiles.mean(axis=1)
     return Pool(
         np.zeros(prompts.sum(), np.int32),
@@ -52,8 +49,6 @@ def pool_of(prompts: NDArray[np.int64], lengths: NDArray[np.int64], quantiles: N
         quantiles.astype(np.float32),
         np.full(len(lengths), means.mean()),
         told,
-        texts,
-        texts,
         prompts,
     )
 
