@@ -79,7 +79,8 @@ class EngineProcess:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._process.stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -89,8 +90,9 @@ class EngineProcess:
 
     def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `_receive` says
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -47,7 +48,7 @@ from benchmarks.peers.report import (
     table,
 )
 from benchmarks.peers.setups import SETUPS, Setup, default_engines, setups_of
-from benchmarks.peers.workers import amd_pace
+from benchmarks.peers.workers import amd_pace, llama_cpp
 
 
 class OneTokenAStep:
@@ -326,6 +327,40 @@ def test_an_engines_process_needs_none_of_the_projects_packages():
     )
     imports = "import benchmarks.peers.process, benchmarks.peers.workers.llama_cpp"
     subprocess.run([sys.executable, "-c", f"{lacking}; {imports}"], cwd=ROOT, check=True)
+
+
+def test_an_engine_that_has_ended_is_said_to_have_and_can_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "{\\"versions\\": {}}"\nexit 3\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(setups, "ready", lambda _name: Environment(python))
+    process = EngineProcess(SETUPS["vllm"], tmp_path, "bfloat16", Work([], 1))
+    process._process.wait()
+    with pytest.raises(RuntimeError, match="vllm: its process ended with 3"):
+        process.run(Work([], 1))
+    process.close()
+
+
+def test_a_program_that_does_not_become_ready_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llama_cpp, "READY_S", 0)
+    ended: list[bool] = []
+    with pytest.raises(RuntimeError, match="some program was not ready"):
+        llama_cpp.await_health(1, "/health", "some program", lambda: ended.append(True))
+    assert ended == [True]
+
+
+def test_a_pace_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(amd_pace, "END_S", 0.1)
+    script = "trap '' TERM; echo ready; while true; do sleep 1; done"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        engine = object.__new__(amd_pace.Engine)
+        engine._process = process
+        engine.close()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(

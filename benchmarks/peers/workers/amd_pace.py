@@ -18,6 +18,8 @@ from benchmarks.common.work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Job, Timing, 
 from benchmarks.peers.workers.llama_cpp import await_health
 from python_backends.linux.free_ports import free_ports
 
+END_S = 30  # less than its own process has to end
+
 
 class Streams(HttpStreams):
     """Streams of pace-server's `/v1/completions` in its mode for MLPerf: a line of ids for each step, without
@@ -76,7 +78,7 @@ class Engine:
             [sys.executable, "-m", "pace.server.launcher", *words], start_new_session=True
         )
         self.pid = self._process.pid
-        await_health(self._port, "/v1/health", "pace-server")
+        await_health(self._port, "/v1/health", "pace-server", self.close)
         self._signal(signal.SIGSTOP)
 
     def run(self, work: Work) -> list[Timing]:
@@ -92,7 +94,11 @@ class Engine:
         """Ends its launcher, which would leave the others, with its router and its engine."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
-        self._process.wait()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
 
     def _signal(self, number: int) -> None:
         os.killpg(self._process.pid, number)

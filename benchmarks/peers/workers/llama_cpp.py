@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Engine:
         )
         self.pid = self._process.pid
         self._port = port
-        await_health(port, "/health", "llama-server")
+        await_health(port, "/health", "llama-server", self.close)
 
     def run(self, work: Work) -> list[Timing]:
         always = {
@@ -140,7 +140,8 @@ def forced(prompt: Sequence[int], token: int) -> dict[str, Any]:
     }
 
 
-def await_health(port: int, path: str, program: str) -> None:
+def await_health(port: int, path: str, program: str, end: Callable[[], None]) -> None:
+    """Raises RuntimeError if a program is not ready in time, after it was ended by `end`."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         try:
@@ -148,4 +149,5 @@ def await_health(port: int, path: str, program: str) -> None:
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
+    end()
     raise RuntimeError(f"{program} was not ready within {READY_S} s")
