@@ -87,7 +87,7 @@ class Peers:
         for number in range(rounds + 1):
             for name in rotated(list(self._processes), number):
                 try:
-                    passes = [self._pass(name, number, in_flight) for in_flight in self._case.at_once]
+                    passes = [self._pass(name, number, place) for place in range(len(self._case.at_once))]
                 except RuntimeError as error:
                     self._drop(name, error)
                     continue
@@ -101,8 +101,11 @@ class Peers:
         for process in self._processes.values():
             process.close()
 
-    def _pass(self, name: str, number: int, in_flight: int) -> Row:
-        work = self._case.work.at_once(in_flight).shifted(number, VOCABULARY)
+    def _pass(self, name: str, number: int, place: int) -> Row:
+        """Pass `place` of round `number`: its prompts are in no other pass."""
+        counts = self._case.at_once
+        in_flight = counts[place]
+        work = self._case.work.at_once(in_flight).shifted(number * len(counts) + place, VOCABULARY)
         time.sleep(REST_S)
         with busy(self._case.num_busy):
             timings, peak = self._processes[name].run(work)

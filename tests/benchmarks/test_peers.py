@@ -479,16 +479,20 @@ def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(
     assert not list(tmp_path.rglob("made"))
 
 
-def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_there_is_a_rest_before_each_engines_turn_and_no_pass_has_the_prompts_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     happened: list[str] = []
+    prompts: dict[str, list[list[int]]] = {"gapless": [], "vllm": []}
 
     class Process:
         def __init__(self, setup: Setup, *_: object) -> None:
             self._name = setup.name
             self.versions = {"python": "3"}
 
-        def run(self, _work: Work) -> tuple[list[Timing], float]:
+        def run(self, work: Work) -> tuple[list[Timing], float]:
             happened.append(self._name)
+            prompts[self._name].append(work.jobs[0].prompt)
             return [Timing(0.0, [1.0, 2.0], 2.0)], 0.1
 
     monkeypatch.setattr(peers, "EngineProcess", Process)
@@ -496,11 +500,18 @@ def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         peers.time, "sleep", lambda seconds: happened.append("rest") if seconds >= 1 else None
     )
-    made = Peers(Case("S", "bfloat16", Work([Job([1], 2)], 1), at_once=(1,)), tmp_path, LeftOut())
+    made = Peers(Case("S", "bfloat16", Work([Job([1], 2)], 1), at_once=(1, 4)), tmp_path, LeftOut())
     made.start([SETUPS["gapless"], SETUPS["vllm"]])
     rows = made.run(1)
-    assert happened == ["rest", "gapless", "rest", "vllm", "rest", "vllm", "rest", "gapless"]
-    assert [(row.engine, row.round) for row in rows] == [("gapless", 1), ("vllm", 1)]
+    turns = ["gapless", "gapless", "vllm", "vllm", "vllm", "vllm", "gapless", "gapless"]
+    assert happened == [each for turn in turns for each in ("rest", turn)]
+    assert [(row.engine, row.in_flight, row.round) for row in rows] == [
+        ("gapless", 1, 1),
+        ("gapless", 4, 1),
+        ("vllm", 1, 1),
+        ("vllm", 4, 1),
+    ]
+    assert prompts == {"gapless": [[1], [2], [3], [4]], "vllm": [[1], [2], [3], [4]]}
 
 
 def test_an_engine_for_which_there_is_no_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
