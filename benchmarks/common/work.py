@@ -24,6 +24,7 @@ QUICK_REQUESTS, QUICK_TOKENS = 16, 12
 LONGER_REQUESTS, LONGER_SEED = 40, 4321
 LONGER_PROMPTS, LONGER_ANSWERS = (32, 1500), (16, 600)  # tokens: the fewest and the most
 LONGER_IDS = range(300, 31_000)  # about those of workload.json
+CLEAR_PEAK = "5"  # written to clear_refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,11 @@ def same_tokens(reference: Sequence[int], ids: Sequence[int]) -> int:
     return next(
         (index for index, (one, other) in enumerate(pairs) if one != other), min(len(reference), len(ids))
     )
+
+
+def clear_peak() -> None:
+    """The peak of this process's resident set begins again."""
+    Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
 
 
 def resident_mib(field: str = "VmRSS") -> float:

@@ -12,8 +12,6 @@ import numpy as np
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.training import Tile
 
-CLEAR_PEAK = "5"  # written to clear_refs: the peak of the resident set begins again
-
 
 @dataclass(frozen=True, slots=True)
 class Marks:
@@ -71,10 +69,6 @@ def counted(num_layers: int) -> Counts:
 
     mock.patch.multiple(PackCursor, take_forward=forward, take_backward=backward).start()
     return counts
-
-
-def clear_peak() -> None:
-    Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
 
 
 def peak_rss_gib() -> float:

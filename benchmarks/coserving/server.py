@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.models import VOCABULARY
-from benchmarks.coserving.counts import Marks, clear_peak, counted, peak_rss_gib
+from benchmarks.common.work import clear_peak
+from benchmarks.coserving.counts import Marks, counted, peak_rss_gib
 from benchmarks.coserving.requests import NONE, Arrivals, OpenLoop, Seen, Times, arrivals, at_once, seen
 from benchmarks.coserving.specs import Model, Spec, endless_job, settings_of
 from benchmarks.coserving.temporal import Temporal

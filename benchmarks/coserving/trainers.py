@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common.finetuning_trainers import ADAPTER, SEED, PeftTrainer, random_examples
-from benchmarks.coserving.counts import Counts, Marks, clear_peak, counted
+from benchmarks.common.work import clear_peak
+from benchmarks.coserving.counts import Counts, Marks, counted
 from benchmarks.coserving.specs import BATCH_SIZE, EXAMPLE_TOKENS, Model, Spec, endless_job, settings_of
 from python_backends.engine.torch.training.lora_in_training import LoraInTraining
 from python_backends.engine.torch.training.model import load_trained_model

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from benchmarks import ROOT
 from benchmarks.common.models import SHAPES, VOCABULARY, make_tokenizer, num_tokens, text_of
-from benchmarks.common.scored_text import TextAgreement
+from benchmarks.common.scored_text import Scores, TextAgreement
 from benchmarks.common.work import (
     BLOCK_TOKENS,
     WORKS,
@@ -327,6 +327,20 @@ def test_an_engines_process_needs_none_of_the_projects_packages():
     )
     imports = "import benchmarks.peers.process, benchmarks.peers.workers.llama_cpp"
     subprocess.run([sys.executable, "-c", f"{lacking}; {imports}"], cwd=ROOT, check=True)
+
+
+def test_what_scores_take_is_not_in_the_memory_that_answers_take(monkeypatch: pytest.MonkeyPatch):
+    happened: list[str] = []
+
+    class Engine:
+        def score(self, _texts: list[list[int]]) -> list[Scores]:
+            happened.append("scored")
+            return [Scores([0.5], [1])]
+
+    monkeypatch.setattr(engine_process, "clear_peak", lambda: happened.append("cleared"))
+    told = engine_process.answer_of(Engine(), {"texts": [[1, 2]]})
+    assert told["scores"] == [asdict(Scores([0.5], [1]))]
+    assert happened == ["scored", "cleared"]
 
 
 def test_an_engine_that_has_ended_is_said_to_have_and_can_be_closed(
