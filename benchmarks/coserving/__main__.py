@@ -13,7 +13,8 @@ Each round begins with another mode; all modes of a round have the same requests
 with our trainer alone, times the share of time in which `serve_only` has nothing to do.
 
 `burst` sends 16 requests at once to a server that only trains; `triton` measures a real server over HTTP,
-with and without a job. `--add` adds rounds to those of the JSON file, with its capacity and SLO.
+with and without a job. `--add` adds rounds to those of the JSON file, with its capacity and SLO, if they are
+of this machine and type; `earlier` has the commits and commands of those.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ from benchmarks.coserving.report import (
 from benchmarks.coserving.requests import Times
 from benchmarks.coserving.specs import SLOTS, Model
 from benchmarks.coserving.triton import through_triton
-from benchmarks.results_file import table, write_result
+from benchmarks.results_file import machine, table, write_result
 
 LOADS = {"light": 0.2, "heavy": 0.6}
 REFERENCES = ("serve_only", "train_only", "train_only_peft")
 SLO_TIMES = 3
 BURST = 16
 Save = Callable[[], None]
+CALL = ("commit", "dirty", "date", "command")  # what the JSON file says of a call
 QUICK_MODES = [*REFERENCES, "temporal_64", "spatial", "coserving"]
 
 
@@ -185,8 +187,11 @@ class Result:
     """All shapes, and what of them is written to the JSON file."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
+        """Raises ValueError if rounds are to be added where they can't be."""
         self._asked = asked
-        before = json.loads(asked.json.read_text()) if asked.add else {}
+        before = before_added(asked.json, asked.dtype) if asked.add else {}
+        call = [{name: before.get(name) for name in CALL}] if before else []
+        self._earlier = [*before.get("earlier", []), *call]
         self.shapes: dict[str, Any] = before.get("shapes", {})
         self._load_averages = [*before.get("load_averages", []), round(os.getloadavg()[0], 2)]
 
@@ -213,11 +218,25 @@ class Result:
         if self._asked.json:
             about = {"dtype": self._asked.dtype, "slots": SLOTS, "loads": LOADS}
             about |= {
+                "earlier": self._earlier,
                 "load_averages": self._load_averages,
                 "rows": self.rows + self.triton_rows,
                 "shapes": self.shapes,
             }
             write_result(self._asked.json, about)
+
+
+def before_added(path: Path | None, dtype: str) -> dict[str, Any]:
+    """The result to which rounds are added. Raises ValueError if there is none, or it is of another machine or
+    type.
+    """
+    if path is None or not path.is_file():
+        raise ValueError("--add: --json names no file with rounds")
+    found: dict[str, Any] = json.loads(path.read_text())
+    for name, value in (("dtype", dtype), ("machine", machine())):
+        if found[name] != value:
+            raise ValueError(f"--add: {path} is of another {name}: {found[name]}")
+    return found
 
 
 def main() -> None:
@@ -239,7 +258,10 @@ def main() -> None:
     wanted = {*MODES} if asked.modes == "all" else {*REFERENCES, "coserving", *asked.modes.split(",")}
     asked.modes = [each for each in (QUICK_MODES if asked.quick else MODES) if each in wanted]
     asked.loads, asked.parts = asked.loads.split(","), asked.parts.split(",")
-    result = Result(asked)
+    try:
+        result = Result(asked)
+    except ValueError as error:
+        parser.error(str(error))
     for shape in asked.shapes.split(","):
         Measurement(shape, asked, result.shapes.setdefault(shape, {}), result.write).run()
     if asked.plot and result.rows:

@@ -15,6 +15,7 @@ from benchmarks.coserving.requests import Seen
 Row = dict[str, Any]  # of one mode at one load
 Round = dict[str, Row]  # by mode
 
+LEAST_LEFT = 0.05  # of the time of serving alone; of less no share is told, which chance would make
 SHOWN = {  # column of the table → key of a row
     "trained tok/s": "trained_tok_s",
     "of PEFT": "share_of_peft",
@@ -63,7 +64,8 @@ def add_shares(round_: Round) -> None:
     of the tokens that serving alone delivers.
     """
     alone, peft, served = (round_[name] for name in ("train_only", "train_only_peft", "serve_only"))
-    left = alone["trained_tok_s"] * (1 - served["busy_share"])
+    idle_share = 1 - served["busy_share"]
+    left = alone["trained_tok_s"] * idle_share if idle_share >= LEAST_LEFT else 0.0
     for row in round_.values():
         is_shared = "served_tok_s" in row
         row["share_of_peft"] = ratio(row["trained_tok_s"], peft["trained_tok_s"])
@@ -74,7 +76,7 @@ def add_shares(round_: Round) -> None:
 
 
 def ratio(value: float, of: float) -> float | None:
-    """None where a run was too short to have any."""
+    """None where there is none of it: in a run that was too short, or of what hardly is left."""
     return value / of if of > 0 else None
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.coserving.__main__ import Result, before_added
 from benchmarks.coserving.report import add_shares, medians
 from benchmarks.coserving.temporal import Temporal
+from benchmarks.results_file import machine
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import Tile
@@ -69,3 +73,34 @@ def test_shares_are_of_the_same_round() -> None:
     assert rows["coserving"]["spread"]["trained_tok_s"] == [150.0, 300.0]
     assert rows["train_only"]["share_of_own"] is None
     assert rows["coserving"]["slo_ms"] == 50.0
+
+
+def test_no_share_is_told_of_time_that_serving_hardly_leaves() -> None:
+    shares = []
+    for busy_share in (0.94, 0.96):
+        alone = {"trained_tok_s": 100.0}
+        served = {"trained_tok_s": 0.0, "served_tok_s": 50.0, "busy_share": busy_share}
+        both = {"trained_tok_s": 3.0, "served_tok_s": 50.0}
+        round_ = {"serve_only": served, "train_only": alone, "train_only_peft": {**alone}, "coserving": both}
+        add_shares(round_)
+        shares.append(round_["coserving"]["share_of_own"])
+    assert shares == [pytest.approx(0.5), None]
+
+
+def test_rounds_are_added_to_those_of_the_same_machine_and_type(tmp_path: Path) -> None:
+    path = tmp_path / "coserving.json"
+    with pytest.raises(ValueError, match="names no file"):
+        before_added(path, "float32")
+    for name, change in (("dtype", {"dtype": "bfloat16"}), ("machine", {"machine": {"cores": 0}})):
+        path.write_text(json.dumps({"dtype": "float32", "machine": machine(), **change}))
+        with pytest.raises(ValueError, match=f"is of another {name}"):
+            before_added(path, "float32")
+
+
+def test_a_result_to_which_rounds_were_added_has_the_commits_and_commands_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "coserving.json"
+    calls = [{"commit": each, "dirty": False, "date": "2026-11-26", "command": "c"} for each in ("a", "b")]
+    before = {**calls[1], "dtype": "float32", "machine": machine(), "earlier": calls[:1], "shapes": {}}
+    path.write_text(json.dumps(before))
+    Result(Namespace(json=path, add=True, dtype="float32")).write()
+    assert json.loads(path.read_text())["earlier"] == calls
