@@ -35,7 +35,7 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "agreement": ("python_backends/engine", "python_backends/scheduling", "models/bundled"),
     "bandwidth": ("python_backends/engine", "benchmarks/weight_formats.py"),
     "batches": (*SERVED, "front"),
-    "cluster": ("python_backends",),
+    "cluster": ("python_backends", "benchmarks/policies.py"),
     "coserving": ("python_backends",),
     "drift": PREDICTED,
     "finetuning_memory": FINETUNED,
@@ -60,11 +60,21 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
     "ninth_task": (*SERVED, "models", "docs/examples/remove_comments.jsonl"),
     "peers": SERVED,
     "real_lengths": (*PREDICTED, "benchmarks/real_prompts"),
-    "scheduling": ("python_backends", "models/bundled"),
+    "scheduling": (
+        "python_backends",
+        "models/bundled",
+        "benchmarks/policies.py",
+        "benchmarks/real_lengths",
+        "benchmarks/real_prompts",
+    ),
     "tinker_cost": (*SERVED, "front", "benchmarks/real_prompts"),
     "token_gap": ("python_backends",),
     "triton_cost": (*SERVED, "benchmarks/peers"),
-    "weight_formats": ("python_backends/engine", "python_backends/checkpoint"),
+    "weight_formats": (
+        "python_backends/engine",
+        "python_backends/checkpoint",
+        "benchmarks/real_prompts",
+    ),
     "watcher_cost": (*SERVED, "front", "benchmarks/real_prompts"),
 }
 

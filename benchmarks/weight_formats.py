@@ -7,7 +7,8 @@ with few bits where the file has few, and the processor's layers keep them in th
 those without. `int8` and `int4`: `model.weights` in bfloat16. All of them are in one process, whose rounds
 begin with another one each time. A step has 1, 2, 4 or 16 rows, with beginnings of the prompts of
 `real_prompts`; or it is a prompt of 256 tokens, of such texts one after the other. Milliseconds: the median
-of the rounds, the least and the most; `of_float32` is the median of the rounds' ratios.
+of the rounds, the least and the most; a prompt's time is the least of three in its round. `of_float32` is the
+median of the rounds' ratios.
 """
 
 from __future__ import annotations
