@@ -6,7 +6,8 @@ Gapless's loop with llguidance, vLLM with xgrammar, and llama.cpp's server with 
 runs them (vLLM as its trial mostly chose: glibc's allocator, in the client's process), with SmolLM2. The same
 chats for all, greedy, 64 tokens an answer; the schema asks for more. 1, 4 and 16 are asked at once, with it
 and without; each round begins with another engine, after a short one that warms up. `records`: how many items
-of the last round are whole, and so valid by `jsonschema`; the others are cut.
+of the last round are whole, and so valid by `jsonschema`; the others are cut. An engine that can't be
+started, dies or answers wrongly is named and left out (`left_out`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.common.models import make_published
 from benchmarks.common.work import PUBLISHED, Timing, Work
 from benchmarks.guided_cost import RECORD, chats, listed
 from benchmarks.peers.__main__ import names_of
-from benchmarks.peers.measurement import CANNOT, REST_S, rotated
+from benchmarks.peers.measurement import CANNOT, REST_S, LeftOut, rotated
 from benchmarks.peers.process import EngineProcess, prepare_model
 from benchmarks.peers.setups import SETUPS
 from benchmarks.results_file import table, write_result
@@ -53,9 +54,9 @@ def load_of(chats: Work, at_once: int, is_guided: bool) -> Work:
 
 @contextlib.contextmanager
 def started(
-    names: Sequence[str], directory: Path, dtype: str, work: Work
+    names: Sequence[str], directory: Path, dtype: str, work: Work, left_out: LeftOut
 ) -> Iterator[dict[str, EngineProcess]]:
-    """Those that can't be started are named and left out."""
+    """Those that can be started."""
     with contextlib.ExitStack() as stack:
         found = {}
         for name in names:
@@ -63,26 +64,42 @@ def started(
                 prepare_model(ENGINES[name], directory)
                 found[name] = EngineProcess(ENGINES[name], directory, dtype, work)
             except CANNOT as error:
-                print(f"{name}: left out: {error}", flush=True)
+                left_out.add(name, error)
                 continue
             stack.callback(found[name].close)
             print(f"{name}: up", flush=True)
         yield found
 
 
-def measure(engines: dict[str, EngineProcess], work: Work, rounds: int) -> Passes:
+def measure(engines: dict[str, EngineProcess], work: Work, rounds: int, left_out: LeftOut) -> Passes:
+    """Removes an engine that fails from `engines`, and all of its passes."""
     passes: Passes = {}
     for number in range(rounds + 1):
         for name in rotated(list(engines), number):
             time.sleep(REST_S)
-            for at_once in REQUESTS:
-                for is_guided in (number % 2 == 0, number % 2 == 1):
-                    load = load_of(work, at_once, is_guided)
-                    timings, _ = engines[name].run(load if number else short(load))
-                    if number:  # the first warms up
-                        passes.setdefault((name, at_once, is_guided), []).append(whole(timings, load))
+            try:
+                found = one_round(engines[name], work, number)
+            except RuntimeError as error:
+                left_out.add(name, error)
+                del engines[name]
+                passes = {case: each for case, each in passes.items() if case[0] != name}
+                continue
+            if number:
+                for case, timings in found.items():
+                    passes.setdefault((name, *case), []).append(timings)
             print(f"{name}: {f'round {number}' if number else 'warm'}", flush=True)
     return passes
+
+
+def one_round(engine: EngineProcess, work: Work, number: int) -> dict[tuple[int, bool], list[Timing]]:
+    """By how many are asked at once, and whether with the schema. Round 0 is short: it warms up."""
+    found = {}
+    for at_once in REQUESTS:
+        for is_guided in (number % 2 == 0, number % 2 == 1):
+            load = load_of(work, at_once, is_guided)
+            load = load if number else short(load)
+            found[at_once, is_guided] = whole(engine.run(load)[0], load)
+    return found
 
 
 def short(load: Work) -> Work:
@@ -98,8 +115,15 @@ def whole(timings: list[Timing], load: Work) -> list[Timing]:
     return timings
 
 
-def rows_of(passes: Passes, tokenizer: Tokenizer) -> list[Row]:
-    return [row_of(passes, name, at_once, tokenizer) for name, at_once, is_guided in passes if is_guided]
+def rows_of(passes: Passes, tokenizer: Tokenizer, left_out: LeftOut) -> list[Row]:
+    """None where an answer does not follow the schema."""
+    rows = []
+    for name, at_once in [(name, at_once) for name, at_once, is_guided in passes if is_guided]:
+        try:
+            rows.append(row_of(passes, name, at_once, tokenizer))
+        except jsonschema.ValidationError as error:
+            left_out.add(f"{name}, {at_once} at once", error.message)
+    return rows
 
 
 def row_of(passes: Passes, name: str, at_once: int, tokenizer: Tokenizer) -> Row:
@@ -146,18 +170,18 @@ def main() -> None:
     checkpoint = read_checkpoint(located(Settings(model=ModelSettings(directory="auto"))).model_directory)
     work = chats(checkpoint, max(REQUESTS.values()))
     work = short(work) if asked.quick else work
-    rounds = 1 if asked.quick else asked.rounds
+    rounds, left_out = 1 if asked.quick else asked.rounds, LeftOut()
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         make_published(asked.dtype, directory)
-        with started(names, directory, asked.dtype, work) as engines:
+        with started(names, directory, asked.dtype, work, left_out) as engines:
             versions = {name: each.versions for name, each in engines.items()}
-            passes = measure(engines, work, rounds)
-    rows = rows_of(passes, checkpoint.tokenizer)
+            passes = measure(engines, work, rounds, left_out)
+    rows = rows_of(passes, checkpoint.tokenizer, left_out)
     if asked.json:
         said = {"model": PUBLISHED, "rounds": rounds, "dtype": asked.dtype, "environments": versions}
-        write_result(asked.json, {**said, "rows": rows})
-    print(table(rows))
+        write_result(asked.json, {**said, "left_out": left_out.reasons, "rows": rows})
+    print(table(rows) if rows else "nothing was measured")
 
 
 if __name__ == "__main__":
