@@ -204,11 +204,11 @@ def main() -> None:
     rate, phase_s = (QUICK_RATE, QUICK_PHASE_S) if given.quick else (given.rate, PHASE_S)
     asked = requests(rate, phase_s, given.seed)
     rows, learned_at_s = run(asked, rate, Remembered(SentenceEncoder(given.encoder), asked))
-    if given.plot:
-        write_plot(given.plot, rows, learned_at_s, phase_s)
     if given.json:
         told = {"encoder": given.encoder, "learned_at_s": learned_at_s, "rows": [asdict(row) for row in rows]}
         write_result(given.json, told)
+    if given.plot:
+        write_plot(given.plot, rows, learned_at_s, phase_s)
     print(table([asdict(row) for row in rows]))
 
 

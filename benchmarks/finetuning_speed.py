@@ -13,6 +13,7 @@ sequences, adapters rank 16 and all seven modules of a layer.
 
 from __future__ import annotations
 
+import argparse
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -128,6 +129,13 @@ def row_of(case: tuple[str, str, str, str], settings: dict[str, Any], rounds: An
     return Row(*case, settings, median, min(wall), max(wall), of_peft, of_peft_processor, wall, processor)
 
 
+def shape_names(asked: str) -> list[str]:
+    names = asked.split(",")
+    if wrong := [name for name in names if name not in STEPS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)!r} is not one of {', '.join(STEPS)}")
+    return names
+
+
 def main() -> None:
     import torch
 
@@ -136,18 +144,18 @@ def main() -> None:
     parser = command_line(
         __doc__, quick="one round of one mini-batch of the least work, no trials of settings"
     )
-    parser.add_argument("--shapes", default="S,M", help="which of S and M")
+    parser.add_argument("--shapes", type=shape_names, default=list(STEPS), help="which of S and M")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--data", default="text,answers", help="which of text and answers")
     parser.add_argument("--threads", type=int, default=1, help="of both trainers")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     if asked.quick:
-        asked.shapes, asked.dtypes, asked.data, asked.rounds = "S", "float32", "text", 1
+        asked.shapes, asked.dtypes, asked.data, asked.rounds = ["S"], "float32", "text", 1
     torch.set_num_threads(asked.threads)
     cases = [
         (shape, dtype, data)
-        for shape in asked.shapes.split(",")
+        for shape in asked.shapes
         for dtype in asked.dtypes.split(",")
         for data in asked.data.split(",")
     ]

@@ -49,6 +49,7 @@ class Answers:
         """Whole or not at all: one line for each prompt."""
         if self._path is None:
             return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps(self._about, ensure_ascii=False)[1:-1]
         rows = ",\n".join(json.dumps(row) for row in self.lengths)
         whole = self._path.with_suffix(".new")

@@ -280,14 +280,13 @@ def main() -> None:
     run = bench.simulated if asked.simulate else bench.real
     count = (8 if asked.quick else 25) * asked.slots
     most = capacity(run, bench.pool, count, asked.slots)
+    medians: list[Row] = []
     if asked.check:
         rows = check(bench, most)
     else:
         rounds = [list(bench.rows(run, most, 1 + number)) for number in range(asked.rounds)]
         medians = [median(list(case)) for case in zip(*rounds, strict=True)]
         rows = [asdict(row) for row in medians]
-        if asked.plot:
-            draw(asked.plot, medians)
     told = {
         "capacity_req_s": round(most, 3),
         "limits": {
@@ -301,6 +300,8 @@ def main() -> None:
     }
     if asked.json:
         write_result(asked.json, told | {"rows": rows})
+    if asked.plot and medians:
+        draw(asked.plot, medians)
     print(json.dumps(told))
     print(table(rows))
 

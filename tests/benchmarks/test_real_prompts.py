@@ -41,7 +41,7 @@ def test_a_kind_or_topic_is_in_one_part_only(by: str) -> None:
 
 
 def test_asking_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    prompts, path = read_prompts()[:3], tmp_path / "lengths.json"
+    prompts, path = read_prompts()[:3], tmp_path / "new" / "lengths.json"
     answers = Answers(path, ABOUT, 3)
     first, second, *_ = answers.missing(prompts)
     answers.note(first, 7, True)
