@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 PUBLISHED = "SmolLM2"  # a published model; the others are made with random weights
-PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine, unless a row says otherwise
+PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine
 # of every engine. Holds 16 requests of 2,176 tokens on the shapes S and M in bfloat16 and float32; on M in
 # float32, where a token takes the most, they are 1,088 of 1,365 blocks
 KV_POOL_GIB = 1

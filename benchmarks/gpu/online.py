@@ -23,9 +23,9 @@ from benchmarks.common.clients import Clients, jobs_of, requests_of
 from benchmarks.common.http_streams import EnsembleStreams
 from benchmarks.common.models import text_of
 from benchmarks.common.work import Job, Timing, Work
+from benchmarks.gpu.continuous_batching import ContinuousBatching, page_of
 from benchmarks.gpu.model import STEPS_AHEAD, Measured
 from benchmarks.gpu.report import Figure, LeftOutError
-from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.linux.free_ports import free_ports

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 from benchmarks.common.clients import Clients
 from benchmarks.common.http_streams import Event, HttpStreams
 from benchmarks.common.work import Job, Timing, Work
+from benchmarks.gpu.continuous_batching import ContinuousBatching, page_of
 from benchmarks.gpu.model import STEPS_AHEAD, Measured
 from benchmarks.gpu.online import PAGE_TOKENS, RATE, Served
 from benchmarks.gpu.report import Figure, LeftOutError
-from benchmarks.peers.workers.transformers_continuous import ContinuousBatching, page_of
 from benchmarks.real_prompts.prompts import Prompt, read_prompts
 from python_backends.engine.protocol import Engine
 from python_backends.instance.build import build

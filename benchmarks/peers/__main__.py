@@ -30,7 +30,7 @@ from itertools import product
 
 from benchmarks.common.command_line import command_line
 from benchmarks.common.models import SHAPES
-from benchmarks.common.work import PEER_TOKEN_BUDGET, PUBLISHED, WORKS, load_work
+from benchmarks.common.work import PUBLISHED, WORKS, load_work
 from benchmarks.peers.measurement import Measurement
 from benchmarks.peers.report import Case, line_of, ratios, table, write_json, write_plot
 from benchmarks.peers.setups import DEFAULT, ON_PUBLISHED, SETUPS, default_engines
@@ -65,10 +65,6 @@ def engine_names(asked: str) -> list[str]:
     return names_of(SETUPS, asked)
 
 
-def token_budgets(asked: str) -> list[int]:
-    return [int(tokens) for tokens in asked.split(",")]
-
-
 def arguments_of() -> argparse.Namespace:
     parser = command_line(
         __doc__,
@@ -96,15 +92,6 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument(
-        "--token-budgets",
-        type=token_budgets,
-        default=[PEER_TOKEN_BUDGET],
-        help=(
-            "tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give shorter pauses between"
-            " tokens; 128,256,512"
-        ),
-    )
-    parser.add_argument(
         "--check", default=True, action=argparse.BooleanOptionalAction, help="compare tokens before timing"
     )
     parser.add_argument(
@@ -126,7 +113,7 @@ def main() -> None:
     )
     work = load_work(asked.quick, asked.work)
     case = Case("", asked.dtype, work, at_once=asked.in_flight, num_busy=asked.busy)
-    found = Measurement(case, rounds, asked.token_budgets, tries)
+    found = Measurement(case, rounds, tries)
     engines = {shape: asked.only or default_engines(shape) for shape in asked.shapes}
     if asked.check:
         found.compare_tokens(dict.fromkeys(name for names in engines.values() for name in names))

@@ -144,7 +144,7 @@ def rotated(names: list[str], by: int) -> list[str]:
 class Measurement:
     """One run of this script, with its results so far."""
 
-    def __init__(self, case: Case, rounds: int, token_budgets: list[int], tries: bool) -> None:
+    def __init__(self, case: Case, rounds: int, tries: bool) -> None:
         """`case`: of any shape and weights."""
         self.rows: list[Row] = []
         self.left_out = LeftOut()
@@ -154,7 +154,7 @@ class Measurement:
         # by shape and variant: tokens per second of each round
         self.trials: dict[str, dict[str, list[float]]] = {}
         self.chosen: dict[str, str] = {}
-        self._case, self._rounds, self._token_budgets, self._tries = case, rounds, token_budgets, tries
+        self._case, self._rounds, self._tries = case, rounds, tries
         self._refused: set[str] = set()
         self._best: dict[tuple[str, str], dict[str, str]] = {}  # variables by shape and engine
 
@@ -180,7 +180,7 @@ class Measurement:
     def measure(self, shape: str, engines: Iterable[str], weights: str = "same") -> None:
         """Weights that engines round themselves, they get in float32."""
         names = [name for name in engines if name not in self._refused]
-        setups = setups_of(names, self._token_budgets, weights)
+        setups = setups_of(names, weights)
         case = replace(self._case, shape=shape, weights=weights)
         with tempfile.TemporaryDirectory() as made:
             directory = Path(made)

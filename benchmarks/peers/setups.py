@@ -1,8 +1,7 @@
 """The rows of `peers`: worker, options and environment of each.
 
 A worker is a class in `engines.ENGINES` or a module of `workers/`. Options go to its constructor. A
-row has the name of its engine, and the format of its weights if they are not those of the checkpoint, or
-`engine@tokens` if a step has another number of tokens than usual.
+row has the name of its engine, and the format of its weights if they are not those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.work import PEER_TOKEN_BUDGET, PUBLISHED
+from benchmarks.common.work import PUBLISHED
 from benchmarks.peers.environments import Environment, ready, vllm_variants
 
 OWN = {"int8": ("int8",), "int4": ("int4",)}
@@ -53,7 +52,6 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup("gapless", "gapless", formats=OWN),
-        Setup("gapless_async", "gapless", {"steps_ahead": 1}, OWN),
         Setup("gapless_torch", "gapless", {"kind": "torch", "cpp_layers": "off"}, OWN),
         Setup("gapless_triton", "gapless_triton", formats=OWN),
         Setup("openvino", "openvino", formats=OWN),
@@ -63,7 +61,6 @@ SETUPS = {
         Setup("amd_pace", "amd_pace", variables={"PACE_LOG_LEVEL": "warning"}),
         Setup("llama_cpp", "llama_cpp", formats={"int8": ("Q8_0",), "int4": ("Q4_0", "Q4_1", "Q4_K_M")}),
         Setup("transformers", "transformers"),
-        Setup("transformers_continuous", "transformers_continuous"),
     )
 }
 DEFAULT = (
@@ -77,8 +74,6 @@ DEFAULT = (
 NOT_ON_LARGE = ("gapless_torch",)  # a round takes long
 ON_PUBLISHED = ("gapless", "openvino", "vllm", "llama_cpp")
 ON_AMD = ("vllm_zentorch", "amd_pace")  # with AVX512_BF16; in turn with those above
-# whose rows are measured with each token budget
-BUDGETED = ("openvino", "openvino_defaults", "vllm", "vllm_zentorch", "amd_pace")
 # whose tokens may differ from the reference in float32: its KV is quantised
 QUANTISED = ("openvino_defaults",)
 
@@ -94,16 +89,11 @@ def is_amd() -> bool:
     return "AuthenticAMD" in flags and "avx512_bf16" in flags
 
 
-def setups_of(names: Iterable[str], token_budgets: Iterable[int], weights: str = "same") -> list[Setup]:
-    """Returns a row for each engine; for each of its formats of such weights; for the peers, for each token
-    budget. None for engines that have no such weights.
+def setups_of(names: Iterable[str], weights: str = "same") -> list[Setup]:
+    """Returns a row for each engine and each of its formats of such weights; engines that have no such weights
+    get none.
     """
-    budgets = list(token_budgets)
-    made = []
-    for name in names:
-        for setup in with_formats(SETUPS[name], weights):
-            made += [with_budget(setup, budget) for budget in budgets] if name in BUDGETED else [setup]
-    return made
+    return [setup for name in names for setup in with_formats(SETUPS[name], weights)]
 
 
 def with_formats(setup: Setup, weights: str) -> list[Setup]:
@@ -113,12 +103,6 @@ def with_formats(setup: Setup, weights: str) -> list[Setup]:
         replace(setup, name=f"{setup.name} {each}", options={**setup.options, "weights": each})
         for each in setup.formats.get(weights, ())
     ]
-
-
-def with_budget(setup: Setup, tokens: int) -> Setup:
-    if tokens == PEER_TOKEN_BUDGET:
-        return setup
-    return replace(setup, name=f"{setup.name}@{tokens}", options={**setup.options, "token_budget": tokens})
 
 
 def variants(setup: Setup, known: Mapping[str, Mapping[str, str]] | None = None) -> list[Setup]:

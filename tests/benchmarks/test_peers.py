@@ -123,7 +123,7 @@ def test_a_line_says_which_work_it_was():
         "work longer: 2 requests, 16 in flight; prompts of up to 1,000 tokens, 1,500 in all; answers of up to"
         " 30, 50 in all"
     )
-    assert Measurement(Case("", "float32", work), 1, [512], tries=False).about()["work"] == fields_of(work)
+    assert Measurement(Case("", "float32", work), 1, tries=False).about()["work"] == fields_of(work)
 
 
 def test_a_round_has_the_lengths_of_the_others_and_no_prompt_of_theirs():
@@ -219,7 +219,7 @@ def test_fewer_at_once_get_fewer_requests():
 
 def test_an_engine_has_a_row_for_each_of_its_formats_and_none_without_one():
     names = ["gapless", "llama_cpp", "transformers"]
-    rows = setups_of(names, [512], "int4")
+    rows = setups_of(names, "int4")
     assert [each.name for each in rows] == [
         "gapless int4",
         "llama_cpp Q4_0",
@@ -227,7 +227,7 @@ def test_an_engine_has_a_row_for_each_of_its_formats_and_none_without_one():
         "llama_cpp Q4_K_M",
     ]
     assert [each.options["weights"] for each in rows] == ["int4", "Q4_0", "Q4_1", "Q4_K_M"]
-    assert [each.name for each in setups_of(names, [512])] == names
+    assert [each.name for each in setups_of(names)] == names
 
 
 def test_rounds_that_one_engine_did_not_finish_count_in_no_ratio():
@@ -251,19 +251,6 @@ def test_every_engine_is_once_the_first():
         ["c", "a", "b"],
     ]
     assert rotated([], 4) == []
-
-
-def test_a_peer_has_a_row_for_each_token_budget_and_ours_has_one():
-    setups = setups_of(["gapless", "vllm", "openvino_defaults"], [128, 512])
-    assert [setup.name for setup in setups] == [
-        "gapless",
-        "vllm@128",
-        "vllm",
-        "openvino_defaults@128",
-        "openvino_defaults",
-    ]
-    assert setups[3].options == {"default_kv_precision": True, "token_budget": 128}
-    assert setups[4].options == {"default_kv_precision": True}
 
 
 def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_layers():
@@ -429,7 +416,7 @@ def test_amds_engines_are_compared_where_they_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(setups, "is_amd", lambda: True)
     names = default_engines("SmolLM2")
     assert names[4:] == ["vllm_zentorch", "amd_pace"]
-    assert [each.name for each in setups_of(names[4:], [512], "int8")] == ["vllm_zentorch W8A8"]
+    assert [each.name for each in setups_of(names[4:], "int8")] == ["vllm_zentorch W8A8"]
 
 
 def test_ids_of_pace_are_read_from_lines_that_come_in_any_pieces():
@@ -463,7 +450,7 @@ def test_an_engine_with_other_float32_tokens_is_not_measured(monkeypatch: pytest
     monkeypatch.setattr(Peers, "start", lambda _self, setups: started.extend(setup.name for setup in setups))
     monkeypatch.setattr(peers, "make_model", lambda *_: None)
     monkeypatch.setattr(peers, "make_tokenizer", lambda *_: None)
-    measurement = Measurement(Case("", "float32", Work([], 1)), 1, [512], tries=False)
+    measurement = Measurement(Case("", "float32", Work([], 1)), 1, tries=False)
     engines = ["gapless", "vllm", "openvino_defaults"]
     measurement.compare_tokens(engines)
     measurement.measure("S", engines)

@@ -45,14 +45,7 @@ class Streams(HttpStreams):
 
 
 class Engine:
-    def __init__(
-        self,
-        directory: Path,
-        dtype: str,
-        in_flight: int,
-        max_model_tokens: int,
-        token_budget: int = PEER_TOKEN_BUDGET,
-    ) -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, max_model_tokens: int) -> None:
         """Its context is the model's, whatever `max_model_tokens`."""
         if not shutil.which("numactl"):
             raise FileNotFoundError("pace-server needs the program numactl (Debian's package numactl)")
@@ -68,7 +61,7 @@ class Engine:
             "--serve_type": "continuous_batch",
             "--kv_cache_type": "SLAB_POOL",
             "--kv_cache_memory_gb": KV_POOL_GIB,
-            "--token_budget": token_budget,
+            "--token_budget": PEER_TOKEN_BUDGET,
             "--max_num_running_reqs": in_flight,
             "--numa_physcpubind": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "--fastapi_log_level": "warning",

@@ -68,7 +68,6 @@ class Engine:
         dtype: str,
         in_flight: int,
         max_model_tokens: int,
-        token_budget: int = PEER_TOKEN_BUDGET,
         weights: str = "same",
     ) -> None:
         (port,) = free_ports(1)
@@ -79,8 +78,8 @@ class Engine:
             "--ctx-size": in_flight * max_model_tokens,
             "--threads": num_cores(),
             "--threads-http": 2,
-            "--batch-size": token_budget,
-            "--ubatch-size": token_budget,
+            "--batch-size": PEER_TOKEN_BUDGET,
+            "--ubatch-size": PEER_TOKEN_BUDGET,
             "--cache-type-k": KV_TYPES[dtype],
             "--cache-type-v": KV_TYPES[dtype],
             "--flash-attn": "on",

@@ -55,7 +55,6 @@ class Engine:
         dtype: str,
         in_flight: int,
         _max_model_tokens: int,
-        token_budget: int = PEER_TOKEN_BUDGET,
         default_kv_precision: bool = False,
         weights: str = "same",
     ) -> None:
@@ -65,7 +64,7 @@ class Engine:
         has_bfloat16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         precision = DTYPES[dtype] if has_bfloat16 else "f32"  # KV in bfloat16 is refused there
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = token_budget
+        scheduler.max_num_batched_tokens = PEER_TOKEN_BUDGET
         scheduler.max_num_seqs = in_flight
         scheduler.cache_size = KV_POOL_GIB
         scheduler.dynamic_split_fuse = True

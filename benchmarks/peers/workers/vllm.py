@@ -26,7 +26,6 @@ class Engine:
         dtype: str,
         in_flight: int,
         max_model_tokens: int,
-        token_budget: int = PEER_TOKEN_BUDGET,
         weights: str = "same",
     ) -> None:
         from vllm.config import StructuredOutputsConfig
@@ -38,7 +37,7 @@ class Engine:
             dtype=dtype,
             max_model_len=max_model_tokens,
             max_num_seqs=in_flight,
-            max_num_batched_tokens=token_budget,
+            max_num_batched_tokens=PEER_TOKEN_BUDGET,
             enable_prefix_caching=False,
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
         )

@@ -1,51 +1,12 @@
-"""transformers' own continuous batching, its loop on its own thread as
-it comes; runs in the project's environment.
-"""
+"""transformers' own continuous batching, its loop on its own thread as it comes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common.work import (
-    BLOCK_TOKENS,
-    PEER_TOKEN_BUDGET,
-    Job,
-    Timing,
-    Work,
-    closed_loop,
-    kv_blocks,
-    num_cores,
-)
-
-
-class Engine:
-    def __init__(
-        self,
-        directory: Path,
-        dtype: str,
-        in_flight: int,
-        _max_model_tokens: int,
-        token_budget: int = PEER_TOKEN_BUDGET,
-    ) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
-
-        torch.set_num_threads(num_cores())
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
-        batching = ContinuousBatchingConfig(
-            **page_of(BLOCK_TOKENS),
-            num_blocks=kv_blocks(directory, dtype),
-            max_batch_tokens=token_budget,
-            max_requests_per_batch=in_flight,
-            allow_block_sharing=False,
-        )
-        self._batching = ContinuousBatching(model, batching)
-
-    def run(self, work: Work) -> list[Timing]:
-        return self._batching.run(work)
+from benchmarks.common.work import Job, Timing, Work, closed_loop
 
 
 def page_of(num_tokens: int) -> dict[str, int]:
