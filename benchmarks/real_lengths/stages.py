@@ -43,7 +43,7 @@ class Stages:
         for number in range(len(ends)):
             read = ReadStates()
             for row in np.flatnonzero(written.prompt == number):
-                found = read.add(int(written.made[row]), written.newest[row, 0])
+                found = read.add(int(written.made[row]), written.newest[row])
                 if found is not None:
                     self._states[int(written.made[row])][number] = found
 

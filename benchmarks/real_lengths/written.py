@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.real_lengths.states import encoded, entropy_of
+from benchmarks.real_lengths.states import encoded
 from benchmarks.real_prompts.__main__ import TEMPERATURE
 from benchmarks.real_prompts.answers import SEEDS
 from benchmarks.real_prompts.prompts import Prompt
@@ -34,9 +34,7 @@ class Written:
 
     prompt: NDArray[np.int32]  # [rows]
     made: NDArray[np.int32]  # [rows] tokens: 32, 64, …
-    newest: Floats  # [rows, layers, width] at token number `made`
-    means: Floats  # [rows, layers, width] over the answer so far
-    entropies: Floats  # [rows, 2] nats: of the next token; mean over the last 32
+    newest: Floats  # [rows, width] at token number `made`
     lengths: NDArray[np.int32]  # [answers] negative: cut
 
     def save(self, path: Path) -> None:
@@ -82,40 +80,32 @@ def answers_of(
 def states_while_written(
     prompts: Sequence[Prompt],
     answers: Sequence[NDArray[np.int32]],
-    layers: Sequence[int],
+    layer: int,
     directory: Path,
     ends: tuple[int, ...],
 ) -> Written:
+    """The states are those of `layer`; 0 is the embedding."""
     import torch
     from transformers import AutoModelForCausalLM
 
     tokens, _ = encoded(prompts, directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    prompt, made, newest, means, entropies = [], [], [], [], []
+    prompt, made, newest = [], [], []
     with torch.no_grad():
         for number, answer in enumerate(tqdm(answers, desc="states of answers", unit="answer")):
             if len(answer) <= EVERY:
                 continue
             first = len(tokens[number])
             ids = torch.tensor([[*tokens[number], *answer[:UNTIL].tolist()]])
-            found = model.model(ids, output_hidden_states=True)
-            states = torch.stack([found.hidden_states[layer][0, first:] for layer in layers], dim=1)
-            logits = model.lm_head(found.last_hidden_state[0, first:])
-            entropy = entropy_of(logits)
-            sums = states.cumsum(dim=0)
+            states = model.model(ids, output_hidden_states=True).hidden_states[layer][0, first:]
             for count in range(EVERY, min(len(answer), UNTIL + 1), EVERY):
                 prompt.append(number)
                 made.append(count)
                 newest.append(states[count - 1].numpy())
-                means.append((sums[count - 1] / count).numpy())
-                last = entropy[count - EVERY : count]
-                entropies.append((float(last[-1]), float(last.mean())))
     lengths = [len(each) if each[-1] in ends else -len(each) for each in answers]
     return Written(
         np.array(prompt, np.int32),
         np.array(made, np.int32),
         np.stack(newest).astype(np.float32),
-        np.stack(means).astype(np.float32),
-        np.array(entropies, np.float32),
         np.array(lengths, np.int32),
     )

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.policies import boosted
 from benchmarks.real_lengths.__main__ import SPLITS, Study, write_predictions
 from benchmarks.real_lengths.regression import Spread
-from benchmarks.real_lengths.rest import Rest
 from benchmarks.real_lengths.scores import Answers, ByRidge, crossed, score
 from benchmarks.real_lengths.stages import Stages
 from benchmarks.real_lengths.states import CHUNKS, States
@@ -124,23 +123,6 @@ def test_a_boost_lets_a_short_request_pass_but_only_so_far() -> None:
     assert first([500.0, 4.0], [20.0, 1.0]) == 0
 
 
-def test_later_states_say_what_is_still_to_come_where_they_know_it() -> None:
-    """The prompts' ends say nothing here, and the states of 32 tokens say all."""
-    random = np.random.default_rng(4)
-    lengths = np.exp(random.uniform(4.0, 6.5, COUNT)).round().astype(np.int32)
-    numbers = np.arange(COUNT, dtype=np.int32)
-    rest = np.log(lengths - 32.0)[:, None]
-    known = np.repeat(np.hstack([rest, random.normal(size=(COUNT, 2))])[:, None], 2, axis=1)
-    states = known.astype(np.float32)
-    made, entropies = np.full(COUNT, 32, np.int32), np.ones((COUNT, 2), np.float32)
-    ends = random.normal(size=(COUNT, 3)).astype(np.float32)
-    written = Written(numbers, made, states, states, entropies, lengths)
-    rows = {row["from"]: row for row in Rest(PROMPTS[:COUNT], written, ends).rows()}
-    base = rows["prompt's end, given that it has lasted"]
-    assert rows["base and entropy of the next token"]["error"] > 0.8 * base["error"]
-    assert rows["newest state alone"]["error"] < 0.7 * base["error"]
-
-
 def test_the_committed_answers_and_predictions_belong_together() -> None:
     pool = read_real_pool()
     assert len(pool) >= 300
@@ -161,10 +143,9 @@ def test_what_a_server_says_while_an_answer_is_written_is_better_where_its_state
         (number, made) for number in range(COUNT) for made in range(32, 257, 32) if made < lengths[number]
     ]
     prompt, made = np.array(rows, np.int32).T
-    newest = random.normal(size=(len(rows), 2, 3)).astype(np.float32)
-    newest[:, :, 0] = (early + late)[prompt][:, None]
-    nothing = np.zeros((len(rows), 2), np.float32)
-    written = Written(prompt, made, newest, newest, nothing, lengths.astype(np.int32))
+    newest = random.normal(size=(len(rows), 3)).astype(np.float32)
+    newest[:, 0] = (early + late)[prompt]
+    written = Written(prompt, made, newest, lengths.astype(np.int32))
     ends = np.hstack([early[:, None], random.normal(size=(COUNT, 2))]).astype(np.float32)
     folds = [np.arange(COUNT) % 4 == part for part in range(4)]
     found = Stages(written, ends, 2000).rows(folds)
