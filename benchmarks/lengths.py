@@ -5,9 +5,9 @@ cost of a prediction.
 
 Forests learn from `--train` requests of the bundled model's eight tasks and predict `--test` held-out ones
 (rows `forest`). They are compared with predictions from recent history (`history`) and with a forest without
-calibrated quantiles (`raw`). *Covered* is the share of answers that are not longer than the predicted
-quantile. *Pearson* is the correlation of the input's length with the answer's, as in Magnus's Table I. Costs
-are processor time of one thread.
+calibrated quantiles (`raw`). The table has for each level the share of answers that are not longer than the
+predicted quantile. *Pearson* is the correlation of the input's length with the answer's, as in Magnus's Table
+I. Costs are processor time of one thread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.common.command_line import command_line
 from benchmarks.common.length_requests import Asked, Remembered, draw, features_of, observations, task_names
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
 from python_backends.prediction.forest import Forest, grow
@@ -107,33 +105,10 @@ def costs(forest: Forest, asked: Sequence[Asked], encoder: Any) -> dict[str, flo
     return {f"{name}_ms": round(value * 1e3, 3) for name, value in values.items()}
 
 
-def table(rows: Sequence[Row]) -> Table:
-    made = Table(title="held-out requests; covered at each level")
-    for name in (
-        "predictor",
-        "trained on",
-        "task",
-        "n",
-        "length",
-        "error",
-        "Pearson",
-        *(f"{level:g}" for level in LEVELS),
-        "q90 / length",
-    ):
-        made.add_column(name, justify="left" if name in ("predictor", "task") else "right")
-    for row in rows:
-        cells = (
-            row.trained_on,
-            row.task,
-            row.requests,
-            row.mean_length,
-            row.mean_abs_error,
-            row.pearson,
-            *row.covered,
-            row.q90_over_length,
-        )
-        made.add_row(row.predictor, *map(str, cells), end_section=row.task == task_names()[-1])
-    return made
+def _shown(row: Row) -> dict[str, Any]:
+    shown = asdict(row)
+    covered = zip((f"{level:g}" for level in LEVELS), shown.pop("covered"), strict=True)
+    return {**shown, **dict(covered)}
 
 
 def main() -> None:
@@ -174,7 +149,7 @@ def main() -> None:
     if asked.json:
         told = {"encoder": asked.encoder, "levels": LEVELS.tolist(), "cost": cost, "fit_s": fits}
         write_result(asked.json, told | {"rows": [asdict(row) for row in rows]})
-    Console(width=180).print(table(rows))
+    print(table([_shown(row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -40,12 +40,16 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz012345"
 PIECE_LETTERS = 3  # 32 ** 3 pieces are enough for the vocabulary
 
 
-def make_model(shape: str, dtype: str, directory: Path) -> None:
+def make_model(shape: str, dtype: str, directory: Path, max_model_tokens: int = 4096) -> None:
+    """Writes a Qwen2 of this shape with random weights, without a tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        **SHAPES[shape], vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=4096
+        **SHAPES[shape],
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+        max_position_embeddings=max_model_tokens,
     )
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(directory)

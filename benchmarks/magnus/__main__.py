@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.common.command_line import command_line
 from benchmarks.magnus.comparison import POLICIES, Comparison
-from benchmarks.magnus.report import correlations, say_gains, table, write_json, write_plot
+from benchmarks.magnus.report import correlations, say_gains, shown, write_json, write_plot
 from benchmarks.magnus.runs import CONTINUOUS, Run
-from benchmarks.results_file import CORES
+from benchmarks.results_file import CORES, table
 
 
 def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Run]:
@@ -152,7 +152,7 @@ def main() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         rows = [run.row for run in measure(arguments, pool)]
     print(say_gains(rows))
-    print(table(rows))
+    print(table([shown(row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ figures 8 to 10 as one plot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,8 @@ def say_gains(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def table(rows: Sequence[Row]) -> str:
-    names = [field.name for field in fields(Row)]
-    cells = [
-        [value if isinstance(value, str) else f"{value:.2f}" for value in asdict(row).values()]
-        for row in rows
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [names, ["---"] * len(names), *cells])
+def shown(row: Row) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else f"{value:.2f}" for name, value in asdict(row).items()}
 
 
 def write_json(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.models import SHAPES, VOCABULARY, make_tokenizer
+from benchmarks.common.models import make_model, make_tokenizer
 from benchmarks.migration.answers import Answer, Moved
 from benchmarks.migration.front import INSTANCES, Front
 from benchmarks.migration.losses import losses
@@ -46,13 +46,6 @@ from python_backends.nouns.request import Ids
 from python_backends.settings import ROOT, Settings, load
 from tests.support.toy_engine import TOY
 
-SMALL_SHAPE = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-}
 MAX_MODEL_TOKENS = 8192
 KV_BLOCKS = 2048  # of 32 tokens: 1 GiB for shape S
 S_BLOCK_BYTES = 512 << 10  # of shape S in float32; the toy engine's blocks weigh as much
@@ -115,19 +108,6 @@ class Answers:
                 if moved.stream.tokens != undisturbed.stream.tokens:
                     sys.exit("a request has got other tokens than without a move or a death")
         return sum(len(each.stream.tokens) for each in self._all)
-
-
-def make_model(shape: dict[str, int], directory: Path) -> None:
-    """A Qwen2 of this shape with random weights, whose context is long enough."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        **shape, vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=MAX_MODEL_TOKENS
-    )
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).save_pretrained(directory)
-    make_tokenizer(directory)
 
 
 def settings_of(engine: str, model: Path) -> Settings:
@@ -232,9 +212,10 @@ def processor_s(front: Front) -> float:
     return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(engine: str, shape: dict[str, int], amount: Amount) -> dict[str, Any]:
+def measure(engine: str, shape: str, amount: Amount) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as directory:
-        make_model(shape, Path(model))
+        make_model(shape, "float32", Path(model), MAX_MODEL_TOKENS)
+        make_tokenizer(Path(model))
         with contextlib.closing(Front(settings_of(engine, Path(model)), Path(directory))) as front:
             answers = Answers(front)
             front.set_background(BACKGROUND)
@@ -255,7 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--engine", default="torch", choices=("torch", "toy"))
     asked = parser.parse_args()
-    shape, amount = (SMALL_SHAPE, QUICK) if asked.quick else (SHAPES["S"], FULL)
+    shape, amount = ("tiny", QUICK) if asked.quick else ("S", FULL)
     result = measure(asked.engine, shape, amount)
     if asked.json:
         write_result(asked.json, {"engine": asked.engine, **result})

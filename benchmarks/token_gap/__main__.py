@@ -35,7 +35,6 @@ class Row:
     gap_ms_p50: float
     gap_ms_p99: float
     busy_share: float
-    host_us_per_step: float  # of the loop's thread, without the engine's calls
     tok_s: float
     replay: float  # tok_s over that of the same plans with no scheduler
 
@@ -48,7 +47,6 @@ def row_of(mode: str, slots: int, recorded: Recorded) -> Row:
         gap_ms_p50=round(float(np.percentile(gaps, 50)) * 1e3, 4),
         gap_ms_p99=round(float(np.percentile(gaps, 99)) * 1e3, 4),
         busy_share=round(float(busy.sum() / (busy.sum() + gaps.sum())), 4),
-        host_us_per_step=round(recorded.host_s / len(recorded.outputs) * 1e6, 1),
         tok_s=round(recorded.tok_s, 1),
         replay=round(recorded.tok_s / recorded.replayed_tok_s, 3),
     )

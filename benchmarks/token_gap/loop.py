@@ -144,19 +144,14 @@ def _texts_process(run_directory: Path, model: Path, num_steps: int, open_reques
 
 @dataclass(slots=True)
 class Recorded(RecordedEngine):
-    """Also records when the engine's calls returned."""
+    """Also records when each output was there."""
 
     collected_s: list[float] = field(default_factory=list)
-    inside_cpu_s: float = 0.0
-    host_s: float = 0.0  # processor time of the loop's thread, without the engine's calls
     tok_s: float = 0.0
     replayed_tok_s: float = 0.0
 
-    def launch(self, plan: StepPlan) -> None:
-        self._timed(RecordedEngine.launch, self, plan)
-
     def collect(self) -> StepOutput:
-        output: StepOutput = self._timed(RecordedEngine.collect, self)
+        output = RecordedEngine.collect(self)
         self.collected_s.append(time.monotonic())
         return output
 
@@ -164,12 +159,6 @@ class Recorded(RecordedEngine):
         """Returns the gap before each counted step, and its busy seconds."""
         counted = self.outputs[WARM_UP_STEPS:]
         return np.array([output.gap_s for output in counted]), np.array([output.busy_s for output in counted])
-
-    def _timed(self, call: Any, *arguments: Any) -> Any:
-        cpu_s = time.thread_time()
-        result = call(*arguments)
-        self.inside_cpu_s += time.thread_time() - cpu_s
-        return result
 
 
 def prepare(directory: Path) -> None:
@@ -223,10 +212,8 @@ def _loop(instance: Instance, recorded: Recorded, slots: int, num_steps: int) ->
         instance.turn()
         if recorded.plans:
             break
-    cpu_s, inside_cpu_s = time.thread_time(), recorded.inside_cpu_s
     while len(recorded.outputs) < num_steps:
         instance.turn()
-    recorded.host_s = time.thread_time() - cpu_s - (recorded.inside_cpu_s - inside_cpu_s)
     recorded.tok_s = _tok_s(recorded.outputs, recorded.collected_s)
     instance.scheduler.cancel_all()
     while not instance.scheduler.is_idle:
