@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.common.clients import ClosedLoop
 from benchmarks.common.command_line import command_line
 from benchmarks.common.models import SHAPES, VOCABULARY, make_model
 from benchmarks.common.work import Job, Work, load_work
@@ -42,9 +43,7 @@ from python_backends.guides.grammars import grammar_of
 from python_backends.guides.guides import Guides
 from python_backends.instance.build import build, start_guides
 from python_backends.instance.loop import Instance, Parts
-from python_backends.nouns.messages import Failed, FromInstance, Submit
 from python_backends.nouns.request import Request, Sampling
-from python_backends.nouns.step import Tokens
 from python_backends.scheduling.slot_scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from python_backends.text.checkpoint import Checkpoint, read_checkpoint
@@ -57,7 +56,6 @@ NUM_JOBS, NUM_TOKENS, IN_FLIGHT = 24, 64, 16
 NUM_QUICK, QUICK_TOKENS = 3, 12
 MOST_TOKENS = 1024  # of a prompt with its answer
 PLAIN = "no guide"
-NO_TOKENS = np.zeros(0, np.int32)
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:
@@ -120,16 +118,16 @@ class Served:
     def run(self, work: Work, grammar: str) -> Cost:
         """Raises RuntimeError if a guide can't be followed, or an answer has fewer tokens than wanted."""
         scheduler = SlotScheduler(self.limits, self._settings.engine.token_budget)  # no earlier prefixes
-        clients = Clients(work, grammar, self.checkpoint.eos_ids if grammar else ())
+        clients = ClosedLoop(work, partial(follows, grammar, self.checkpoint.eos_ids if grammar else ()))
         ahead, parts = self._settings.steps_ahead, Parts(guided=self._guided)
         instance = Instance(scheduler, self._engine, clients, lambda _: None, ahead, parts)
         began = Cost(time.perf_counter(), time.process_time())
-        while clients.num_ended < len(work.jobs):
+        while not clients.is_done:
             instance.turn()
         took_s, processor_s = time.perf_counter() - began.clock_s, time.process_time() - began.processor_s
         wanted = sum(job.max_tokens for job in work.jobs)
-        if clients.num_tokens != wanted:
-            raise RuntimeError(f"{clients.num_tokens} tokens instead of {wanted}: an answer ended early")
+        if (count := sum(len(timing.tokens) for timing in clients.timings)) != wanted:
+            raise RuntimeError(f"{count} tokens instead of {wanted}: an answer ended early")
         return Cost(took_s / wanted, processor_s / wanted)
 
     def compile_ms(self, grammar: str) -> float:
@@ -144,30 +142,10 @@ class Served:
         self._engine.close()
 
 
-class Clients:
-    """Replaces the instance's link: a closed loop of answers that follow `grammar`, if it is not empty."""
-
-    def __init__(self, work: Work, grammar: str, stop_ids: Sequence[int]) -> None:
-        self.num_tokens = self.num_ended = self._num_asked = 0
-        self._work, self._grammar, self._stop_ids = work, grammar, tuple(stop_ids)
-
-    def receive(self, timeout_s: float) -> list[Submit]:
-        free = self._work.in_flight - (self._num_asked - self.num_ended)
-        return [self._submit() for _ in range(min(free, len(self._work.jobs) - self._num_asked))]
-
-    def publish(self, messages: Sequence[FromInstance]) -> None:
-        for message in messages:
-            if isinstance(message, Failed):
-                raise RuntimeError(message.error)
-            if isinstance(message, Tokens):
-                self.num_tokens += len(message.tokens)
-                self.num_ended += int(np.count_nonzero(message.finishes))
-
-    def _submit(self) -> Submit:
-        job = self._work.jobs[self._num_asked]
-        sampling = Sampling(job.max_tokens, grammar=self._grammar, stop_ids=self._stop_ids)
-        self._num_asked += 1
-        return Submit(Request(self._num_asked, np.array(job.prompt, np.int32), sampling), NO_TOKENS, 0)
+def follows(grammar: str, stop_ids: tuple[int, ...], request_id: int, job: Job) -> Request:
+    """A request whose answer follows `grammar`, if it is not empty."""
+    sampling = Sampling(job.max_tokens, grammar=grammar, stop_ids=stop_ids)
+    return Request(request_id, np.array(job.prompt, np.int32), sampling)
 
 
 def random_work() -> Work:

@@ -1,7 +1,7 @@
 """Requests in place of those of an instance's link, in a closed loop or at given times, and records of when
 their tokens arrive.
 
-Called by `triton_cost`, by `coserving`, by `peers` and by the parts of `gpu`.
+Called by `triton_cost`, by `guided_cost`, by `coserving`, by `peers` and by the parts of `gpu`.
 """
 
 from __future__ import annotations

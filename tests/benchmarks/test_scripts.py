@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from benchmarks import ROOT
+from benchmarks.finetuning_speed import shape_names
 from benchmarks.results_file import MEASURED, code_of
 from tests.support.published import published
 from tests.support.tinker_sdk import TINKER
@@ -146,6 +148,12 @@ def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_pat
     result = json.loads(path.read_text())
     assert result["rows"]
     assert ("instance_seconds" in result) is ("--scaling" in words)
+
+
+def test_a_shape_that_finetuning_speed_does_not_measure_is_refused_at_once() -> None:
+    assert shape_names("M,S") == ["M", "S"]
+    with pytest.raises(ArgumentTypeError, match="'8B' is not one of S, M"):
+        shape_names("S,8B")
 
 
 def test_every_script_is_run_by_a_test() -> None:
