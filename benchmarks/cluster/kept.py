@@ -1,7 +1,7 @@
 """Keeps the runs of `cluster` in a folder, so that a long table can be made in pieces.
 
 A run is deterministic: it depends on the code and on the case, the policy and the seed, which name its file.
-Each file says of which commit its code was: commits that change nothing else do not make it again.
+Each file says of which commit its code was; a commit that leaves this code as it is does not make it again.
 """
 
 from __future__ import annotations

@@ -227,9 +227,7 @@ class Result:
 
 
 def before_added(path: Path | None, dtype: str) -> dict[str, Any]:
-    """The result to which rounds are added. Raises ValueError if there is none, or it is of another machine or
-    type.
-    """
+    """The result to which rounds are added. Raises ValueError if there is none of this machine and type."""
     if path is None or not path.is_file():
         raise ValueError("--add: --json names no file with rounds")
     found: dict[str, Any] = json.loads(path.read_text())

@@ -90,9 +90,7 @@ def is_amd() -> bool:
 
 
 def setups_of(names: Iterable[str], weights: str = "same") -> list[Setup]:
-    """Returns a row for each engine and each of its formats of such weights; engines that have no such weights
-    get none.
-    """
+    """Returns a row for each engine and each of its formats of such weights, if it has any."""
     return [setup for name in names for setup in with_formats(SETUPS[name], weights)]
 
 
