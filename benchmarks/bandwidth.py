@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,15 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
-from benchmarks.common.models import VOCABULARY, make_model
+from benchmarks.common.models import VOCABULARY, make_model, make_published
 from benchmarks.common.work import PUBLISHED, num_cores
 from benchmarks.real_prompts.prompts import read_prompts
 from benchmarks.results_file import table, write_result
 from benchmarks.weight_formats import BEGINNING, Model
-from commands.model import located
 from python_backends.checkpoint.model_facts import read_model_facts
 from python_backends.checkpoint.opening import open_source
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.nouns.request import Ids
-from python_backends.settings import ModelSettings, Settings
 
 SHAPES = ("S", "M", PUBLISHED)
 QUICK = ("tiny",)
@@ -88,13 +85,13 @@ def prompts_of(directory: Path, shape: str) -> list[Ids]:
     return [np.array(ids[:BEGINNING], np.int32) for ids in texts if len(ids) >= BEGINNING][: max(ROWS)]
 
 
-def directories(shapes: tuple[str, ...], made: Path) -> Iterator[tuple[str, Path]]:
-    for shape in shapes:
-        if shape == PUBLISHED:
-            yield shape, located(Settings(ModelSettings("auto"))).model_directory
-        else:
-            make_model(shape, "bfloat16", made / shape)
-            yield shape, made / shape
+def make(shape: str, directory: Path) -> None:
+    """Numbers of bfloat16 in the files: those of few bits would stay few with AMX."""
+    directory.mkdir()
+    if shape == PUBLISHED:
+        make_published("bfloat16", directory)
+    else:
+        make_model(shape, "bfloat16", directory)
 
 
 def measure(shapes: tuple[str, ...], rounds: int, steps: int) -> list[dict[str, Any]]:
@@ -104,7 +101,8 @@ def measure(shapes: tuple[str, ...], rounds: int, steps: int) -> list[dict[str, 
     numbers = torch.ones(READ_BYTES // 4)  # zeros would be one page of memory
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for shape, directory in directories(shapes, Path(folder)):
+        for shape in shapes:
+            make(shape, directory := Path(folder, shape))
             prompts = prompts_of(directory, shape)
             models = {weights: Model(directory, weights) for weights in BYTES}
             found: dict[tuple[str, int], list[tuple[float, float]]] = {}

@@ -33,7 +33,12 @@ PREDICTED = ("python_backends/prediction", "python_backends/learner.py", "models
 FINETUNED = ("python_backends/engine", "python_backends/finetuning")
 MEASURED = {  # by benchmark: what its results depend on, in addition to its own code and benchmarks/common
     "agreement": ("python_backends/engine", "python_backends/scheduling", "models/bundled"),
-    "bandwidth": ("python_backends/engine", "benchmarks/weight_formats.py"),
+    "bandwidth": (
+        "python_backends/engine",
+        "python_backends/checkpoint",
+        "benchmarks/weight_formats.py",
+        "benchmarks/real_prompts",
+    ),
     "batches": (*SERVED, "front"),
     "cluster": ("python_backends", "benchmarks/policies.py"),
     "coserving": ("python_backends",),
@@ -49,7 +54,12 @@ MEASURED = {  # by benchmark: what its results depend on, in addition to its own
         "benchmarks/triton_cost.py",
         "benchmarks/real_prompts",
     ),
-    "guided_peers": ("python_backends", "benchmarks/peers", "benchmarks/guided_cost.py"),
+    "guided_peers": (
+        "python_backends",
+        "benchmarks/peers",
+        "benchmarks/guided_cost.py",
+        "benchmarks/real_prompts",
+    ),
     "host_time": ("python_backends",),
     "hostile_guides": ("python_backends/guides", "python_backends/text"),
     "lengths": PREDICTED,

@@ -23,7 +23,10 @@ SETTLED_S = 6.0
 FINAL = ("shutting_down", "engine_failed")
 # a request that no server has had waits for a restart (docs/operations.md), not for a first start
 NEW_S = 60.0
+LEFT = "the server ended this answer as if its reader had left"
 UNREACHED = re.compile("ailed to connect")  # gRPC's words
+# Triton's words of a model that is not there yet or no more, and ours: no server ended
+THERE = re.compile(f"is not ready|unloading|no available versions|unknown model|{LEFT}")
 LOOK_EVERY_S = 0.2
 PAUSES = Retries(first_s=0.5)
 
@@ -36,7 +39,8 @@ class LostError(FailedError):
 
 def is_lost(error: GaplessError) -> bool:
     """Whether a server ended that had the request, or a part of it did."""
-    return isinstance(error, UnavailableError) and not error.code and not UNREACHED.search(str(error))
+    is_uncoded = isinstance(error, UnavailableError) and not error.code
+    return is_uncoded and not UNREACHED.search(str(error)) and not THERE.search(str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,24 @@ class Patience:
     most_new: int = 1024
 
 
+class Turn:
+    """What the suspects of all answers take one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.num_given_up = 0
+        self.is_after_loss = True  # the server may be away, which `is_up` says a moment later
+
+
 class Attempts:
     """Of one answer."""
 
-    def __init__(self, patience: Patience, new: set[int], alone: asyncio.Lock) -> None:
-        """`new`: those that wait and that no server has had; `alone`: what the suspects take in turn. Both
-        are the same for all answers.
+    def __init__(self, patience: Patience, new: set[int], turn: Turn) -> None:
+        """`new`: those that wait and that no server has had. Both `new` and `turn` are those of all answers.
         """
         self._patience = patience
         self._new = new
-        self._alone = alone
+        self._turn = turn
         self._is_alone = False  # it has the turn
         self._turn_end: asyncio.TimerHandle | None = None
         self._num_vain = self._num_lost = self._num_failed = 0  # since the last token
@@ -73,30 +85,32 @@ class Attempts:
     def came(self, num_tokens: int) -> None:
         self._was_taken = True
         if num_tokens:
-            self._end_turn()
+            self._turn.is_after_loss = self._turn.is_after_loss and not self._is_alone
+            self.end()
             self._has_begun = True
             self._num_vain = self._num_lost = self._num_failed = self._num_full = 0
             self._waited_s = 0.0
 
-    def _end_turn(self) -> None:
+    def end(self) -> None:
         """The next suspect may be sent. Does nothing where this one has not the turn."""
         if self._turn_end is not None:
             self._turn_end.cancel()
             self._turn_end = None
         if self._is_alone:
             self._is_alone = False
-            self._alone.release()
+            self._turn.lock.release()
 
     async def wait_after(self, error: GaplessError) -> None:
         """Waits until it makes sense to ask again. Raises `error` if it makes none, and LostError if the
         server was lost too often while it had the request.
         """
-        self._end_turn()
+        self.end()
         self._count(error)
         if self._is_final(error):
             raise error
         self._was_taken = self._was_taken or not UNREACHED.search(str(error))
         if self._num_lost >= MAX_LOST:
+            self._turn.num_given_up += 1
             raise LostError(f"given up after {MAX_LOST} attempts that brought no token ({error})")
         if self._num_vain >= MAX_VAIN:
             raise error
@@ -116,6 +130,7 @@ class Attempts:
         self._num_full += is_full
         self._num_vain += not is_full
         self._num_lost += is_lost(error)
+        self._turn.is_after_loss = self._turn.is_after_loss or is_lost(error)
         self._num_failed += not isinstance(error, UnavailableError)
 
     async def _wait(self, error: GaplessError, longest_s: float) -> None:
@@ -124,18 +139,26 @@ class Attempts:
             raise error
         began_s = time.monotonic() - self._waited_s
         if self._num_lost >= SUSPECT_AFTER:
-            await self._alone.acquire()
-            self._is_alone = True
+            await self._take_turn()
         try:
-            # in its turn: the one before may just have ended the server, which `is_up` says a moment later
-            await asyncio.sleep(PAUSES.pause_s(min(self._num_vain + self._num_full, MAX_VAIN)))
+            if not self._is_alone or self._turn.is_after_loss:
+                await asyncio.sleep(PAUSES.pause_s(min(self._num_vain + self._num_full, MAX_VAIN)))
             await self._until_up(error, began_s + longest_s)
         except BaseException:
-            self._end_turn()
+            self.end()
             raise
         self._waited_s = time.monotonic() - began_s
         if self._is_alone:
-            self._turn_end = asyncio.get_running_loop().call_later(ALONE_S, self._end_turn)
+            self._turn_end = asyncio.get_running_loop().call_later(ALONE_S, self.end)
+
+    async def _take_turn(self) -> None:
+        """If another suspect is given up meanwhile, this one is none any more."""
+        num_given_up = self._turn.num_given_up
+        await self._turn.lock.acquire()
+        self._is_alone = True
+        if self._turn.num_given_up > num_given_up:
+            self._num_lost = 0
+            self.end()
 
     async def _until_up(self, error: GaplessError, end_s: float) -> None:
         """Until Triton answers; for a suspect, until it has done so for SETTLED_S since it was seen away.

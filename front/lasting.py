@@ -6,7 +6,6 @@ the pieces sees a pause.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from client.errors import GaplessError, UnavailableError
 from client.parameters import Parameters
 from client.retries import Retries
 from client.wire import Piece, Prompt, request_message
-from front.attempts import Attempts, Patience
+from front.attempts import LEFT, Attempts, Patience, Turn
 from front.record import TRACE, current
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class LastingClient(AsyncClient):
         super().__init__(url, retries=Retries(attempts=1))
         self._patience = patience
         self._new: set[int] = set()  # requests that wait and that no server has had, each by an id
-        self._alone = asyncio.Lock()  # what requests that may have ended the server take in turn
+        self._turn = Turn()
 
     async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
         """Returns the whole answer in one piece. Raises GaplessError."""
@@ -45,27 +44,31 @@ class LastingClient(AsyncClient):
         return self._lasting(prompt, parameters)
 
     async def _lasting(self, prompt: Prompt, parameters: Parameters) -> AsyncGenerator[Piece, None]:
-        attempts, num_cached = Attempts(self._patience, self._new, self._alone), None
+        attempts, num_cached = Attempts(self._patience, self._new, self._turn), None
         delivered = list(parameters.get("delivered_ids", ()))
-        while True:
-            asked: dict[str, Any] = {**parameters, "return_output_ids": True}
-            if delivered:
-                asked["delivered_ids"] = delivered
-            try:
-                async with contextlib.aclosing(self._asked(prompt, asked)) as pieces:
-                    async for piece in pieces:
-                        if piece.finish_reason == "cancelled":  # not by this process, which would not read on
-                            raise UnavailableError("the server ended this answer as if its reader had left")
-                        attempts.came(len(piece.output_ids))
-                        delivered += piece.output_ids
-                        # what the attempts after the first find in the cache is their own
-                        if num_cached is None:
-                            num_cached = piece.num_cached_tokens
-                        is_same = piece.num_cached_tokens == num_cached
-                        yield piece if is_same else replace(piece, num_cached_tokens=num_cached)
-                return
-            except GaplessError as error:
-                await attempts.wait_after(error)
+        try:
+            while True:
+                asked: dict[str, Any] = {**parameters, "return_output_ids": True}
+                if delivered:
+                    asked["delivered_ids"] = delivered
+                try:
+                    async with contextlib.aclosing(self._asked(prompt, asked)) as pieces:
+                        async for piece in pieces:
+                            # not by this process, which would not read on
+                            if piece.finish_reason == "cancelled":
+                                raise UnavailableError(LEFT)
+                            attempts.came(len(piece.output_ids))
+                            delivered += piece.output_ids
+                            # what the attempts after the first find in the cache is their own
+                            if num_cached is None:
+                                num_cached = piece.num_cached_tokens
+                            is_same = piece.num_cached_tokens == num_cached
+                            yield piece if is_same else replace(piece, num_cached_tokens=num_cached)
+                    return
+                except GaplessError as error:
+                    await attempts.wait_after(error)
+        finally:
+            attempts.end()
 
     def _asked(self, prompt: Prompt, parameters: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """One attempt, under the name of the HTTP request, and in its caller's trace."""

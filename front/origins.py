@@ -16,7 +16,7 @@ from front.observed import REQUEST_IDS
 
 ANY = "*"
 WEB = ("http://", "https://", "null")  # how the origins of pages begin; programs and extensions have others
-INNER = ("localhost", "local", "internal", "lan", "test")  # no name of the Internet ends so
+INNER = ("localhost", "local", "internal", "lan", "svc", "test")  # no name of the Internet ends so
 
 
 def origins_in(joined: str) -> list[str]:

@@ -168,9 +168,9 @@ def same_tokens(reference: Sequence[int], ids: Sequence[int]) -> int:
     )
 
 
-def clear_peak() -> None:
-    """The peak of this process's resident set begins again."""
-    Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
+def clear_peak(pid: int | None = None) -> None:
+    """The peak of a process's resident set begins again; None: of this one."""
+    Path(f"/proc/{pid or 'self'}/clear_refs").write_text(CLEAR_PEAK)
 
 
 def resident_mib(field: str = "VmRSS") -> float:

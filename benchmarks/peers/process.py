@@ -153,12 +153,13 @@ def serve(
 def answer_of(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
     if "texts" in asked:
         scores = engine.score(asked["texts"]) if hasattr(engine, "score") else []
-        clear_peak()  # what scores take is not what answers take
+        for pid in with_descendants(pid_of(engine)):
+            clear_peak(pid)  # what scores take is not what answers take
         return {"scores": [asdict(each) for each in scores]}
     timings = engine.run(read_work(asked))
     return {
         "timings": [asdict(timing) for timing in timings],
-        "peak_gib": peak_gib(getattr(engine, "pid", os.getpid())),
+        "peak_gib": peak_gib(pid_of(engine)),
     }
 
 
@@ -186,18 +187,29 @@ def read_work(fields: Mapping[str, Any]) -> Work:
     return Work(**{**fields, "jobs": [Job(**job) for job in fields["jobs"]]})
 
 
+def pid_of(engine: Any) -> int:
+    """Of the process that computes, or of the one that started those."""
+    return int(getattr(engine, "pid", os.getpid()))
+
+
 def peak_gib(pid: int) -> float:
     """Returns the sum of the largest resident sets of a process and its descendants. Pages that they share
     count in each.
     """
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        children = Path(f"/proc/{pid}/task").glob("*/children")
-        below = [int(child) for path in children for child in path.read_text().split()]
-    except FileNotFoundError:  # it has ended
-        return 0.0
-    own = sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    return own / 2**20 + sum(map(peak_gib, below))
+    kib = 0
+    for each in with_descendants(pid):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            lines = Path(f"/proc/{each}/status").read_text().splitlines()
+            kib += sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return kib / 2**20
+
+
+def with_descendants(pid: int) -> Iterator[int]:
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):
+            for child in path.read_text().split():
+                yield from with_descendants(int(child))
 
 
 def main(what: str, worker: str, directory: str, kind: str, *more: str) -> None:

@@ -244,9 +244,8 @@ def test_a_step_that_does_not_fit_is_found_at_the_start(
         launch(self, plan)
 
     monkeypatch.setattr(TorchEngine, "launch", launched)
-    with pytest.raises(
-        SettingsError, match=r"draws for 4 slots, does not fit next to 50 KV blocks: 2.00 GiB are wanted"
-    ):
+    says = r"draws for 4 slots, does not fit next to the weights and 50 KV blocks: 2.00 GiB are wanted"
+    with pytest.raises(SettingsError, match=says):
         _with_memory(one, monkeypatch, 1 << 30, 0, kv_blocks=50)
 
 

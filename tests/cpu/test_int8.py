@@ -118,10 +118,9 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
 
 
 @pytest.mark.parametrize("name", sorted(BY_LAYERS) if library() is not None else [])
-def test_layers_in_cpp_round_weights_only_too(
+def test_layers_in_cpp_round_weights_only_in_float32(
     tiny: Callable[[str], TinyModel], name: str, tmp_path: Path
 ) -> None:
-    """Rounded activations made nonsense of a published model."""
     model, requests = tiny(name), random_requests(6, seed=3)
     answers = Serving(model.layers_engine(weights="int8", dtype="float32"), token_budget=40).run(requests)
     rounded = with_rounded_head(with_rounded_layers(model.model))

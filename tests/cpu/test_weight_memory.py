@@ -10,6 +10,7 @@ from python_backends.engine.cpu.weight_memory import (
     ALIGNMENT,
     PIECE_BYTES,
     WeightMemory,
+    in_quads,
     packed,
     packed_fours,
 )
@@ -35,6 +36,16 @@ def test_bytes_lie_where_the_numbers_that_they_become_would(dtype: torch.dtype) 
     found = packed(weight, WeightMemory(), dtype=dtype)
     assert found.dtype == torch.int8
     assert torch.equal(found, packed(weight.to(dtype), WeightMemory()).to(torch.int8))
+
+
+def test_bytes_that_are_multiplied_as_such_lie_four_inputs_of_an_output_together() -> None:
+    weight = torch.randint(-127, 128, (33, 64), dtype=torch.int8)
+    found = in_quads(weight).reshape(2, 2, 2, 8, 16, 4)
+    for row, column in ((0, 0), (5, 63), (31, 33), (32, 40), (17, 7)):
+        word = column % 32 // 8 * 2 + column // 2 % 2
+        byte = column // 4 % 2 + column % 2 * 2
+        place = (row // 32, column // 32, row % 32 // 16, word, row % 16, byte)
+        assert found[place] == weight[row, column]
 
 
 @pytest.mark.parametrize(("kept", "num_bytes"), [(torch.half, 640), (torch.float32, 768)], ids=str)

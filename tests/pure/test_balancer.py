@@ -189,6 +189,9 @@ def test_a_request_that_is_refused_each_time_keeps_no_other_from_leaving(
     world.until(lambda: world.where(2) == 1)
     monkeypatch.undo()
     world.check_all()
+
+
+def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -> None:
     world = World()
     with_another_engine(world, kv_format="toy of another size")
     world.ask(request(1, [5, 8, 9], max_tokens=60, min_tokens=60))

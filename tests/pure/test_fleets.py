@@ -388,7 +388,7 @@ def test_a_keeper_gets_as_many_gpus_as_share_the_model_of_its_instance(ray: Any,
     (host,) = ray.nodes()
     host["Resources"] = {"GPU": 1.0}
     ray.nodes = lambda: [host]
-    with pytest.raises(SettingsError, match="an instance needs 2 GPUs"):
+    with pytest.raises(SettingsError, match="needs 2 GPUs"):
         sys.modules[FLEET].RayFleet(settings, RunFiles(tmp_path, settings), Board())
     host["Resources"] = {"GPU": 4.0}
     sys.modules[FLEET].RayFleet(settings, RunFiles(tmp_path, settings), Board()).new_keeper(0)

@@ -73,7 +73,7 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
         const float sum = total(low_whole + high_whole);
         scales[i / GROUP] = most / 127 + (all - all);
         totals[i / GROUP] = scales[i / GROUP] * sum;
-        offsets[i / GROUP] = all == all ? -128 * int(sum) : 0;
+        offsets[i / GROUP] = sum == sum ? -128 * int(sum) : 0;
     }
 }
 
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    // Rows whose sums stay in registers, of one tile or of both.
+    // Rows whose sums stay in registers, of one tile or of both; with AVX2 those of a group do.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 5;
 #else

@@ -3,8 +3,8 @@
 // it.
 //
 // Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where tiles multiply them, in a memory
-// that stays in a cache until all rows are multiplied. int8 is exact in bfloat16. Or bytes are multiplied as such (bytes.h). Weights by group (fours.h, eights.h)
-// become such in registers where few rows of float32 are multiplied, else in such a memory.
+// that stays in a cache until all rows are multiplied. int8 is exact in bfloat16. Or bytes are multiplied as such (bytes.h). Weights by
+// group (fours.h, eights.h) become such in registers where few rows of float32 are multiplied, else in such a memory.
 
 #pragma once
 

@@ -274,7 +274,8 @@ inline Line no_bytes() {
     return _mm512_setzero_si512();
 }
 
-// `sum` and the products of bytes, where `codes` are from 0 to 15, or 255 with VNNI; `byte_sums` has the sums of 4 neighbouring bytes, of up to 32 numbers.
+// `sum` and the products of bytes, where `codes` are from 0 to 15, or to 255 with VNNI; `byte_sums` has the sums of 4 neighbouring bytes, of
+// up to 32 numbers.
 inline Line add_bytes(Line sum, Line codes, Line bytes) {
 #ifdef __AVX512VNNI__
     return _mm512_dpbusd_epi32(sum, codes, bytes);

@@ -205,9 +205,9 @@ class TorchEngine:
         """
         context = self.limits.max_model_tokens if self._kernels else 1
         with _fitting(
-            f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {self._step_tokens}"
-            f" tokens, or one that draws for {self.limits.num_slots} slots, does not fit next to"
-            f" {self.limits.num_blocks} KV blocks"
+            f"engine.slots, engine.token_budget or engine.kv_memory_gib: a step of {self._step_tokens}"
+            f" tokens, or one that draws for {self.limits.num_slots} slots, does not fit next to the weights"
+            f" and {self.limits.num_blocks} KV blocks"
         ):
             for plan in largest_steps(self.limits, self._step_tokens, context):
                 self.launch(plan)

@@ -66,8 +66,8 @@ class RayFleet:
         hosts = self._hosts()
         if not hosts:
             raise SettingsError(
-                f"cluster.engine = ray: an instance needs {self._num_gpus} GPUs (model.device), and no host"
-                " of the Ray cluster has as many"
+                "cluster.engine = ray: no host of the Ray cluster can run an instance"
+                + (f", which needs {self._num_gpus} GPUs (model.device)" if self._num_gpus else "")
             )
         self._num_parts = -(-settings.cluster.most_instances // len(hosts))  # of each host
         names = ", ".join(host.address for host in hosts)

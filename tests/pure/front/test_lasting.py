@@ -20,7 +20,7 @@ from client.wire import Piece, Prompt, request_message
 from front import attempts
 from front.answers import answers
 from front.anthropic.errors import failure
-from front.attempts import Attempts, LostError, Patience
+from front.attempts import Attempts, LostError, Patience, Turn
 from front.errors import ProblemError, of_ensemble
 from front.lasting import LastingClient
 from front.record import CURRENT, Record
@@ -119,9 +119,9 @@ async def _noted(client: LastingClient) -> None:
 
 
 def attempts_of(
-    alone: asyncio.Lock | None = None, is_up: Callable[[], bool] = lambda: True, longest_s: float = 60.0
+    turn: Turn | None = None, is_up: Callable[[], bool] = lambda: True, longest_s: float = 60.0
 ) -> Attempts:
-    return Attempts(Patience(is_up, lambda: False, longest_s), set(), alone or asyncio.Lock())
+    return Attempts(Patience(is_up, lambda: False, longest_s), set(), turn or Turn())
 
 
 @pytest.fixture
@@ -177,11 +177,11 @@ def test_a_request_that_ends_every_server_is_given_up(world: World) -> None:
 
 def test_requests_that_a_server_had_twice_when_it_ended_are_sent_one_at_a_time(world: World) -> None:
     """So the one that ends it takes no other one along."""
-    alone, num_open, num_asked = asyncio.Lock(), 0, 0
+    turn, num_open, num_asked = Turn(), 0, 0
 
     async def is_answered(kills: bool) -> bool:
         nonlocal num_open, num_asked
-        asked = attempts_of(alone)
+        asked = attempts_of(turn)
         while True:
             num_asked += kills
             num_open += 1
@@ -204,6 +204,33 @@ def test_requests_that_a_server_had_twice_when_it_ended_are_sent_one_at_a_time(w
     assert num_asked == attempts.MAX_LOST
 
 
+def test_when_one_of_them_is_given_up_the_others_go_on_together(world: World) -> None:
+    turn = Turn()
+
+    async def ask() -> None:
+        kills, others = attempts_of(turn), [attempts_of(turn) for _ in range(3)]
+        await lose(kills, attempts.SUSPECT_AFTER)
+        assert turn.lock.locked()
+        waiting = [asyncio.create_task(lose(each, attempts.SUSPECT_AFTER)) for each in others]
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in waiting)
+        kept = await turn_of(kills)
+        assert isinstance(kept, LostError)
+        await asyncio.gather(*waiting)
+        assert not turn.lock.locked()
+
+    async def turn_of(kills: Attempts) -> BaseException | None:
+        """The killer's later losses come before the others get the turn."""
+        kills._num_lost = attempts.MAX_LOST - 1
+        try:
+            await lose(kills, 1)
+        except LostError as error:
+            return error
+        return None
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+
+
 async def lose(asked: Attempts, times: int) -> None:
     for _ in range(times):
         await asked.wait_after(UnavailableError("Socket closed"))
@@ -215,24 +242,24 @@ def test_one_of_them_whose_first_token_takes_long_holds_up_the_next_one_for_a_wh
     monkeypatch.setattr(attempts, "ALONE_S", 0.05)
 
     async def ask() -> None:
-        alone = asyncio.Lock()
+        turn = Turn()
         for _ in range(2):
-            await lose(attempts_of(alone), attempts.SUSPECT_AFTER)
+            await lose(attempts_of(turn), attempts.SUSPECT_AFTER)
 
     asyncio.run(asyncio.wait_for(ask(), 30))
 
 
 def test_one_of_them_whose_client_leaves_while_it_waits_holds_up_no_other(world: World) -> None:
     async def ask() -> None:
-        alone, is_up = asyncio.Lock(), True
-        leaves = attempts_of(alone, is_up=lambda: is_up)
+        turn, is_up = Turn(), True
+        leaves = attempts_of(turn, is_up=lambda: is_up)
         await lose(leaves, attempts.SUSPECT_AFTER - 1)
         is_up = False
         task = asyncio.create_task(lose(leaves, 1))
         await asyncio.sleep(0.05)
-        assert alone.locked()
+        assert turn.lock.locked()
         task.cancel()
-        await lose(attempts_of(alone), attempts.SUSPECT_AFTER)
+        await lose(attempts_of(turn), attempts.SUSPECT_AFTER)
 
     asyncio.run(asyncio.wait_for(ask(), 30))
 

@@ -61,7 +61,7 @@ def test_pages_of_other_origins_are_refused(origin: str, allowed: str, expected:
             "localhost.",
         ),
         *("Gapless.Localhost:9000", "gapless:9000", "host.docker.internal:9000", "box.local", "a.test"),
-        *("gapless.default.svc.cluster.local:9000", "chat.example.org"),
+        *("gapless.default.svc:9000", "gapless.default.svc.cluster.local:9000", "chat.example.org"),
     ],
 )
 def test_names_that_are_no_ones_on_the_internet_and_allowed_ones_mean_this_host(host: str) -> None:
