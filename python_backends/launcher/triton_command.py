@@ -155,6 +155,8 @@ def _interfaces(settings: ServerSettings) -> list[str]:
         f"--metrics-port={settings.metrics_port}",
         "--grpc-keepalive-time=10000",  # ms; finds dead connections
         "--grpc-keepalive-timeout=20000",  # a host that stands still for less keeps them
+        # ms; 300,000 by default: it would close the connection of a client that waits and pings more often
+        "--grpc-http2-min-recv-ping-interval-without-data=5000",
     ]
 
 

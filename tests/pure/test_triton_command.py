@@ -56,12 +56,22 @@ def test_a_group_gets_its_stacks_and_its_starter_keeps_its_own() -> None:
         end_group(process, 0)
 
 
-def test_connections_outlive_a_pause_of_fifteen_seconds_at_either_end(tmp_path: Path) -> None:
+def grpc_ms(name: str, run_directory: Path) -> int:
+    """A time that tritonserver is given."""
     files = TritonFiles(Path("/b"), Path("/c"), ())
-    options = command(ServerSettings(), files, tmp_path, (), ("key", "value"))
-    (server_ms,) = [int(option.partition("=")[2]) for option in options if "keepalive-timeout" in option]
-    assert server_ms > 15_000
+    options = command(ServerSettings(), files, run_directory, (), ("key", "value"))
+    (found,) = [int(option.partition("=")[2]) for option in options if option.startswith(f"--grpc-{name}=")]
+    return found
+
+
+def test_connections_outlive_a_pause_of_fifteen_seconds_at_either_end(tmp_path: Path) -> None:
+    assert grpc_ms("keepalive-timeout", tmp_path) > 15_000
     assert dict(CHANNEL_OPTIONS)["grpc.keepalive_timeout_ms"] > 15_000
+
+
+def test_a_client_that_waits_pings_no_more_often_than_the_server_allows(tmp_path: Path) -> None:
+    allowed_ms = grpc_ms("http2-min-recv-ping-interval-without-data", tmp_path)
+    assert dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] > 2 * allowed_ms
 
 
 @pytest.mark.parametrize(
