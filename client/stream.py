@@ -40,8 +40,11 @@ def stream(url: str, prompt: str, max_tokens: int) -> None:
         client.async_stream_infer("ensemble", [messages, limit, streamed])
         try:
             read(answers)
-        finally:
+        except triton.InferenceServerException:
+            raise  # the stream ends with it: a cancel at the same time makes tritonserver 2.51 crash
+        except BaseException:
             client.stop_stream(cancel_requests=True)  # so that Ctrl-C frees the slot at once
+            raise
 
 
 def read(answers: queue.SimpleQueue[Any]) -> None:
