@@ -127,7 +127,11 @@ def _add_prompt(request: Any, prompt: Prompt) -> None:
             raise RefusedError(f"input_ids: must be whole numbers of 32 bits ({error})") from error
     else:
         messages = [dict(cast(Message, message)) for message in prompt]
-        _add(request, "messages", "BYTES", 1, packed_text(json.dumps(messages)))
+        try:
+            # a server counts its bytes: escapes would be two or three times as many as the letters
+            _add(request, "messages", "BYTES", 1, packed_text(json.dumps(messages, ensure_ascii=False)))
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RefusedError(f"messages: must be JSON that UTF-8 can encode ({error})") from error
 
 
 def _add(request: Any, name: str, dtype: str, count: int, content: bytes) -> None:

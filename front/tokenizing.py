@@ -42,7 +42,7 @@ class Tokenizing:
             tools, named = list(of_openai(ask.tools or ())), ask.chat_template_kwargs or {}
             extras = extras_of(self._model, tools, named, bool(ask.continue_final_message))
             messages = plain_messages(ask.messages, self._model, bool(tools))
-            ids = self._ids(messages=json.dumps(messages), **extras)
+            ids = self._ids(messages=json.dumps(messages, ensure_ascii=False), **extras)
         else:
             ids = self._ids(text_input=ask.prompt)
         return {"count": len(ids), "max_model_len": self._model.max_tokens, "tokens": ids.tolist()}
@@ -52,7 +52,8 @@ class Tokenizing:
         ask = read_body(body, CountAsk)
         self._model.adapter(ask.model)
         messages, _tools, extras = prompt_of(ask, self._model)
-        return {"input_tokens": len(self._ids(messages=json.dumps(messages), **extras))}
+        ids = self._ids(messages=json.dumps(messages, ensure_ascii=False), **extras)
+        return {"input_tokens": len(ids)}
 
     def detokenize(self, body: bytes) -> dict[str, Any]:
         """Raises ProblemError."""

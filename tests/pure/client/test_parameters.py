@@ -88,6 +88,18 @@ def test_a_prompt_may_be_token_ids() -> None:
     assert request_message([7, 300], False, {}).raw_input_contents[0] == b"\x07\0\0\0\x2c\x01\0\0"
 
 
+def test_a_chat_has_its_letters_and_no_escapes() -> None:
+    """A server counts the bytes."""
+    sent = request_message([user("Привет, 世界")], False, {}).raw_input_contents[0]
+    assert "Привет, 世界".encode() in sent
+
+
+@pytest.mark.parametrize("content", ["a\ud800", b"bytes"])
+def test_a_chat_that_can_not_be_written_is_refused(content: Any) -> None:
+    with pytest.raises(RefusedError, match=r"^messages: must be JSON that UTF-8 can encode"):
+        request_message([user(content)], False, {})
+
+
 def test_none_is_as_good_as_absent() -> None:
     assert request_message("x", False, {"seed": None}) == request_message("x", False, {})
 
