@@ -120,7 +120,7 @@ def _add_prompt(request: Any, prompt: Prompt) -> None:
             _add(request, "text_input", "BYTES", 1, packed_text(prompt))
         except UnicodeEncodeError as error:
             raise RefusedError(f"text_input: must be text that UTF-8 can encode ({error})") from error
-    elif prompt and not isinstance(prompt[0], Mapping):
+    elif len(prompt) and not isinstance(prompt[0], Mapping):
         try:
             _add(request, "input_ids", "INT32", len(prompt), struct.pack(f"<{len(prompt)}i", *prompt))
         except struct.error as error:

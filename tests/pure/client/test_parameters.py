@@ -8,6 +8,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
@@ -82,10 +83,12 @@ def test_values_travel_as_triton_reads_them() -> None:
     assert set(sent) == {"messages", "stream", "max_tokens", "stop_words", "top_p"}
 
 
-def test_a_prompt_may_be_token_ids() -> None:
-    (ids, stream) = request_message([7, 300], False, {}).inputs
+@pytest.mark.parametrize("prompt", [[7, 300], (7, 300), np.array([7, 300])])
+def test_a_prompt_may_be_token_ids(prompt: Any) -> None:
+    request = request_message(prompt, False, {})
+    (ids, stream) = request.inputs
     assert (ids.name, list(ids.shape), stream.name) == ("input_ids", [1, 2], "stream")
-    assert request_message([7, 300], False, {}).raw_input_contents[0] == b"\x07\0\0\0\x2c\x01\0\0"
+    assert request.raw_input_contents[0] == b"\x07\0\0\0\x2c\x01\0\0"
 
 
 def test_a_chat_has_its_letters_and_no_escapes() -> None:
