@@ -52,12 +52,13 @@ def _message(turn: Turn, names: Mapping[str, str]) -> Message:
 
 def _written(turns: list[Turn], template: ChatTemplate, has_tools: bool) -> list[Turn]:
     """Changes no more than it takes until the template writes all turns; nothing if it never does."""
-    changed = turns
-    for change in CHANGES:
+    for changes in WAYS:
+        changed = turns
+        for change in changes:
+            changed = change(changed)
         if template.probe.writes_all(_kinds(changed), has_tools):
             return changed
-        changed = change(changed)
-    return changed if template.probe.writes_all(_kinds(changed), has_tools) else turns
+    return turns
 
 
 def _kinds(turns: Sequence[Turn]) -> tuple[str, ...]:
@@ -85,6 +86,10 @@ def _late_system_as_user(turns: list[Turn]) -> list[Turn]:
     return [_as_user(turn, "system") if i else turn for i, turn in enumerate(turns)]
 
 
+def _calls_as_text(turns: list[Turn]) -> list[Turn]:
+    return [_with_calls_as_text(turn) for turn in turns]
+
+
 def _tools_as_user(turns: list[Turn]) -> list[Turn]:
     return [_as_user(turn, "tool") for turn in turns]
 
@@ -94,9 +99,12 @@ def _as_user(turn: Turn, role: str) -> Turn:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Users' and assistants' turns take turns."""
+    """Users' and assistants' turns take turns. Those of tools stay: each belongs to one call."""
     merged: list[Turn] = []
-    for _role, several in groupby(turns, lambda turn: turn.role):
+    for role, several in groupby(turns, lambda turn: turn.role):
+        if role == "tool":
+            merged += several
+            continue
         first, *others = several
         content = BETWEEN.join(turn.content for turn in (first, *others) if turn.content)
         calls = tuple(call for turn in (first, *others) for call in turn.calls)
@@ -112,9 +120,15 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
     return [replace(first, content=BETWEEN.join((system.content, first.content))), *others]
 
 
-CHANGES: tuple[Callable[[list[Turn]], list[Turn]], ...] = (
-    _late_system_as_user,
-    _tools_as_user,
-    _merged,
-    _without_system,
+# the less is changed, the earlier; tools' turns become the user's only where the template has no such turns
+WAYS: tuple[tuple[Callable[[list[Turn]], list[Turn]], ...], ...] = (
+    (),
+    (_late_system_as_user,),
+    (_late_system_as_user, _merged),
+    (_late_system_as_user, _merged, _without_system),
+    (_late_system_as_user, _tools_as_user),
+    (_late_system_as_user, _tools_as_user, _merged),
+    (_late_system_as_user, _tools_as_user, _merged, _without_system),
+    (_late_system_as_user, _calls_as_text, _tools_as_user, _merged),
+    (_late_system_as_user, _calls_as_text, _tools_as_user, _merged, _without_system),
 )

@@ -9,7 +9,7 @@ import pytest
 from python_backends.checkpoint.templates import joined
 from python_backends.text.door.fitting import fitted
 from python_backends.text.door.turns import Call, Turn
-from tests.support.text.templates import TEXTS, TOOLS, template
+from tests.support.text.templates import MISTRAL, TEXTS, TOOLS, template
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FIRST_SYSTEM = (
@@ -104,6 +104,35 @@ def _ids(turns: list[Turn], source: str) -> tuple[str, str]:
     _, call, result = fitted(turns, template(source), False)
     template(source).prompt([{"role": "user", "content": "u"}, call, result])
     return call["tool_calls"][0]["id"], result["tool_call_id"]
+
+
+CALL_ALONE = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+CALLED = [Turn("assistant", calls=(Call("a1b2C3d4E", "ls", {}),)), Turn("tool", "t", call_id="a1b2C3d4E")]
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (
+            [Turn("user", "u"), Turn("user", "v"), *CALLED],
+            [("user", "u\n\nv"), ("assistant", ""), ("tool", "t")],
+        ),
+        (
+            [Turn("system", "s"), Turn("user", "u"), *CALLED],
+            [("user", "s\n\nu"), ("assistant", ""), ("tool", "t")],
+        ),
+        (  # users' turns on both sides of a tool's have to alternate, too
+            [Turn("user", "u"), *CALLED, Turn("user", "v")],
+            [("user", "u"), ("assistant", CALL_ALONE), ("user", "t\n\nv")],
+        ),
+    ],
+)
+def test_tools_turns_stay_where_the_others_have_to_alternate_if_they_can(
+    turns: list[Turn], expected: list[tuple[str, str]]
+) -> None:
+    made = fitted(turns, template(MISTRAL), False)
+    assert [(message["role"], message["content"]) for message in made] == expected
+    template(MISTRAL).prompt(made)
 
 
 @pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM, TOOLS])

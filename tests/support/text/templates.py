@@ -23,6 +23,25 @@ TEXTS = (
     "{% endfor %}"
     "<|end|>{% endfor %}<|assistant|>"
 )
+# takes tools' turns between users' and assistants' that alternate, and writes the system message before the
+# last one if that is the user's, as that of Mistral 7B Instruct 0.3
+MISTRAL = (
+    "{% set system = messages[0].content if messages[0].role == 'system' else none %}"
+    "{% set chat = messages if system is none else messages[1:] %}"
+    "{% set ns = namespace(index=0) %}"
+    "{% for m in chat %}{% if not (m.role == 'tool' or m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}"
+    "{% for m in chat %}"
+    "{% if m.role == 'user' and loop.last and system is not none %}"
+    "{{ '[INST] ' + system + '\n\n' + m.content + '[/INST]' }}"
+    "{% elif m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
+    "{% elif m.tool_calls %}[TOOL_CALLS]{% for c in m.tool_calls %}{{ c.function | tojson }}"
+    "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.id }}{% endfor %}</s>"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + '</s>' }}"
+    "{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + m.tool_call_id + '[/TOOL_RESULTS]' }}"
+    "{% endif %}{% endfor %}"
+)
 
 
 def template(source: str) -> ChatTemplate:
