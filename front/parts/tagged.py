@@ -1,5 +1,5 @@
 """Reads arguments that stand one by one between tags, as Qwen3-Coder and GLM write them, and makes JSON of
-them. What a tool's schema calls a string is one, whatever it looks like.
+them. What a tool's schema calls a string is one, whatever it looks like, but for null where it may be null.
 """
 
 from __future__ import annotations
@@ -82,12 +82,14 @@ class TaggedReader:
             yield from self._came.skip_spaces()
             yield from self._came.starts(self._value)
         self._events.add(("{" if is_first else ", ") + as_json(name) + ": ")
-        schema = _property(self._schemas.get(tool), name)
-        if is_string(schema):
+        types = _types(_property(self._schemas.get(tool), name))
+        if types == {"string"}:
             yield from self._string()
             return
         _mark, text = yield from self._text(self._value_ends, 0)
-        self._events.add(_value(_trimmed(text)))
+        text = _trimmed(text)
+        is_text = types == {"string", "null"} and text.strip() != "null"
+        self._events.add(as_json(text) if is_text else _value(text))
 
     def _string(self) -> Reading[None]:
         """A string is passed on as it comes, without the line breaks around it."""
@@ -112,9 +114,18 @@ def _property(schema: Any, name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def is_string(schema: Any) -> bool:
-    """Whether a value can be nothing else."""
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
+def _types(schema: Any) -> set[Any]:
+    """Returns the types that a value may have; empty where the schema does not name them at its beginning."""
+    if not isinstance(schema, Mapping):
+        return set()
+    either = schema.get("anyOf")  # as pydantic writes what is optional
+    named = [_named(each) for each in (either if isinstance(either, list) else [schema])]
+    return {name for names in named for name in names} if all(named) else set()
+
+
+def _named(schema: Any) -> set[Any]:
+    named = schema.get("type") if isinstance(schema, Mapping) else None
+    return {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}
 
 
 def _trimmed(text: str) -> str:

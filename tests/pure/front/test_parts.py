@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,37 @@ def test_arguments_that_say_nothing_are_an_empty_object(given: str) -> None:
     written = given or '""'
     call = f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call>'
     assert joined(machine.feed(call, is_over=True)) == [Begun("now"), Arguments("{}"), Ended()]
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+OTHER = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}
+
+
+@pytest.mark.parametrize("form", [CODER, GLM], ids=lambda form: form.family)
+@pytest.mark.parametrize(
+    ("schema", "written", "expected"),
+    [
+        (OPTIONAL, "0042", '"0042"'),
+        (OPTIONAL, '{"a": 1}', r'"{\"a\": 1}"'),
+        (OPTIONAL, "\nnull\n", "null"),
+        ({"type": ["string", "null"]}, "true", '"true"'),
+        ({"type": ["string", "integer"]}, "7", "7"),
+        (OTHER, "7", "7"),
+        ({"type": "integer"}, "7", "7"),
+        ({"type": {}}, "7", "7"),
+        ({}, "7", "7"),
+    ],
+)
+def test_a_string_that_may_be_null_is_a_string_whatever_it_looks_like(
+    form: Format, schema: dict[str, Any], written: str, expected: str
+) -> None:
+    machine = Machine(form, Tokens(), Expected({"write": {"properties": {"zip": schema}}}))
+    call = {
+        "Qwen3-Coder": "<tool_call><function=write><parameter=zip>VALUE</parameter></function></tool_call>",
+        "GLM": "<tool_call>write<arg_key>zip</arg_key><arg_value>VALUE</arg_value></tool_call>",
+    }[form.family]
+    events = joined(machine.feed(call.replace("VALUE", written), is_over=True))
+    assert events == [Begun("write"), Arguments(f'{{"zip": {expected}}}'), Ended()]
 
 
 @pytest.mark.parametrize(
