@@ -114,9 +114,16 @@ class ChatTemplate:
 
     def _refuse_what_is_left_out(self, messages: Sequence[Message], has_tools: bool) -> None:
         for i, message in enumerate(messages):
-            if message.get("tool_calls") and not self.probe.arguments(has_tools):
+            if not message.get("tool_calls"):
+                continue
+            if not self.probe.arguments(has_tools):
                 raise RefusedError(
                     f"messages[{i}].tool_calls: the model's chat template leaves them out of the prompt"
+                )
+            if message["content"].strip() and not self.probe.writes_texts_of_calls(has_tools):
+                raise RefusedError(
+                    f"messages[{i}].content: the model's chat template leaves it out of the prompt, because"
+                    " there are tool_calls"
                 )
         left_out = self.probe.left_out(
             tuple(CALL if message.get("tool_calls") else message["role"] for message in messages), has_tools

@@ -28,7 +28,7 @@ def fitted(turns: Sequence[Turn], template: ChatTemplate | None, has_tools: bool
     if template is None or not template.probe.arguments(has_tools):
         plain = [_with_calls_as_text(turn) for turn in plain]
     if template is not None and len(plain) <= MAX_TURNS:
-        plain = _written(plain, template, has_tools)
+        plain = _taken(plain, template, has_tools)
     if template is not None and not template.probe.takes_long_ids(has_tools):
         plain = [_with_short_ids(turn) for turn in plain]
     names = {call.id: call.name for turn in plain for call in turn.calls}
@@ -48,6 +48,39 @@ def _message(turn: Turn, names: Mapping[str, str]) -> Message:
     if turn.role == "tool" and turn.call_id in names:
         made |= {"tool_call_id": turn.call_id, "name": names[turn.call_id]}
     return made
+
+
+def _taken(turns: list[Turn], template: ChatTemplate, has_tools: bool) -> list[Turn]:
+    """With texts and calls in messages of their own where the template takes them so alone."""
+    probe = template.probe
+    if probe.writes_texts_of_calls(has_tools):
+        turns = _written(turns, template, has_tools)
+    else:
+        turns = _written([part for turn in turns for part in _text_apart(turn)], template, has_tools)
+        # those that became one message again, because roles have to alternate
+        turns = [replace(turn, content="") if turn.calls else turn for turn in turns]
+    return turns if probe.takes_several_calls(has_tools) else _with_one_call_each(turns)
+
+
+def _text_apart(turn: Turn) -> list[Turn]:
+    if not turn.calls or not turn.content.strip():
+        return [turn]
+    return [replace(turn, calls=()), Turn(turn.role, calls=turn.calls)]
+
+
+def _with_one_call_each(turns: list[Turn]) -> list[Turn]:
+    """Each call stands before what it gave."""
+    groups: list[list[Turn]] = [[]]  # a call and what it gave, or another turn
+    of_call: dict[str, list[Turn]] = {}
+    for turn in turns:
+        if turn.role == "tool":
+            of_call.get(turn.call_id, groups[-1]).append(turn)
+            continue
+        others = [[Turn(turn.role, calls=(call,))] for call in turn.calls[1:]]
+        parts = [[replace(turn, calls=turn.calls[:1])], *others]
+        of_call = {call.id: part for part in parts for call in part[0].calls}
+        groups += parts
+    return [turn for group in groups for turn in group]
 
 
 def _written(turns: list[Turn], template: ChatTemplate, has_tools: bool) -> list[Turn]:

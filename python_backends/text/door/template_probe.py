@@ -47,6 +47,8 @@ class TemplateProbe:
         self._kept = lru_cache(maxsize=256)(self._left_out)
         self._arguments = lru_cache(maxsize=2)(self._arguments_in)
         self._long_ids = lru_cache(maxsize=2)(self._takes_long_ids)
+        self._several = lru_cache(maxsize=2)(self._takes_several_calls)
+        self._texts = lru_cache(maxsize=2)(self._writes_texts_of_calls)
         self._whole = lru_cache(maxsize=256)(self._writes_all)
 
     def left_out(self, roles: Roles, has_tools: bool = False) -> frozenset[int]:
@@ -72,11 +74,7 @@ class TemplateProbe:
     def _arguments_in(self, has_tools: bool) -> str:
         for kind in (OBJECT, TEXT):
             messages = [_probe(0, "user"), _probe(1, CALL, kind), _probe(2, "tool")]
-            try:
-                prompt = self._render(messages, WITH_TOOL if has_tools else Extras())
-            except Exception:  # a template may raise anything
-                continue
-            if {1, VALUE} <= _places(prompt):
+            if {1, VALUE} <= _places(self._rendered(messages, has_tools) or ""):
                 return kind
         return ""
 
@@ -87,26 +85,42 @@ class TemplateProbe:
     def _takes_long_ids(self, has_tools: bool) -> bool:
         kind = self.arguments(has_tools)
         messages = [_probe(0, "user"), _probe(1, CALL, kind, LONG_ID), _probe(2, "tool", call_id=LONG_ID)]
-        try:
-            self._render(messages, WITH_TOOL if has_tools else Extras())
-        except Exception:  # a template may raise anything
-            return not kind  # where no calls are written, no ids are
-        return True
+        # where no calls are written, no ids are
+        return not kind or self._rendered(messages, has_tools) is not None
+
+    def takes_several_calls(self, has_tools: bool = False) -> bool:
+        """Whether a message may have several calls. The templates of Llama 3 refuse all but one."""
+        return self._several(has_tools)
+
+    def _takes_several_calls(self, has_tools: bool) -> bool:
+        kind = self.arguments(has_tools)
+        first, second = _probe(1, CALL, kind), _probe(2, CALL, kind)
+        both = {**first, "tool_calls": first["tool_calls"] + second["tool_calls"]}
+        messages = [_probe(0, "user"), both, _probe(3, "tool"), _probe(4, "tool")]
+        return not kind or {1, 2} <= _places(self._rendered(messages, has_tools) or "")
+
+    def writes_texts_of_calls(self, has_tools: bool = False) -> bool:
+        """Whether the content of a message with calls gets into the prompt."""
+        return self._texts(has_tools)
+
+    def _writes_texts_of_calls(self, has_tools: bool) -> bool:
+        kind = self.arguments(has_tools)
+        call = {**_probe(1, CALL, kind), "content": f"qz{CONTENT}x"}
+        prompt = self._rendered([_probe(0, "user"), call, _probe(2, "tool")], has_tools)
+        return not kind or CONTENT in _places(prompt or "")
 
     @cached_property
     def writes_tools(self) -> bool:
         """Whether the template tells the model which tools there are."""
-        try:
-            prompt = self._render([_probe(0, "user")], WITH_TOOL)
-        except Exception:  # a template may raise anything
-            return False
-        return VALUE in _places(prompt)
+        return VALUE in _places(self._rendered([_probe(0, "user")], True) or "")
 
     def prompt(self, roles: Roles, has_tools: bool = False) -> str | None:
         """Returns the prompt of a chat of these roles; None if the template refuses it."""
         arguments = self.arguments(has_tools) if CALL in roles else ""
+        return self._rendered([_probe(i, role, arguments) for i, role in enumerate(roles)], has_tools)
+
+    def _rendered(self, messages: list[dict[str, Any]], has_tools: bool) -> str | None:
         try:
-            messages = [_probe(i, role, arguments) for i, role in enumerate(roles)]
             return self._render(messages, WITH_TOOL if has_tools else Extras())
         except Exception:  # a template may raise anything
             return None
@@ -132,7 +146,8 @@ class TemplateProbe:
         return frozenset() if prompt is None else frozenset(range(len(roles))) - _places(prompt)
 
 
-VALUE = 1_000_000  # the probe in a call's arguments: no chat is so long
+# the probes in a call's arguments, and in the content of its message: no chat is so long
+VALUE, CONTENT = 1_000_000, 1_000_001
 _SCHEMA = {"parameters": {"type": "object", "properties": {}, "required": []}}
 _TOOL = {"type": "function", "function": {"name": f"qz{VALUE}x", "description": "", **_SCHEMA}}
 WITH_TOOL = Extras(tools=(_TOOL,))

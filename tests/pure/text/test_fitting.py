@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from python_backends.checkpoint.templates import joined
+from python_backends.nouns.request import RefusedError
 from python_backends.text.door.fitting import fitted
 from python_backends.text.door.turns import Call, Turn
-from tests.support.text.templates import MISTRAL, TEXTS, TOOLS, template
+from tests.support.text.templates import LLAMA, MISTRAL, TEXTS, TOOLS, template
 
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FIRST_SYSTEM = (
@@ -121,6 +123,10 @@ CALLED = [Turn("assistant", calls=(Call("a1b2C3d4E", "ls", {}),)), Turn("tool", 
             [Turn("system", "s"), Turn("user", "u"), *CALLED],
             [("user", "s\n\nu"), ("assistant", ""), ("tool", "t")],
         ),
+        (  # the text has no place of its own here
+            [Turn("user", "u"), replace(CALLED[0], content="a"), CALLED[1], Turn("assistant", "b")],
+            [("user", "u"), ("assistant", ""), ("tool", "t"), ("assistant", "b")],
+        ),
         (  # users' turns on both sides of a tool's have to alternate, too
             [Turn("user", "u"), *CALLED, Turn("user", "v")],
             [("user", "u"), ("assistant", CALL_ALONE), ("user", "t\n\nv")],
@@ -133,6 +139,37 @@ def test_tools_turns_stay_where_the_others_have_to_alternate_if_they_can(
     made = fitted(turns, template(MISTRAL), False)
     assert [(message["role"], message["content"]) for message in made] == expected
     template(MISTRAL).prompt(made)
+
+
+def test_where_a_message_takes_one_call_and_no_text_each_has_its_own_and_results_follow_their_calls() -> None:
+    calls = tuple(Call(each, "ls", {}) for each in "123")
+    results = [Turn("tool", f"of {each}", call_id=each) for each in "21x"]
+    turns = [Turn("user", "u"), Turn("assistant", "a", calls), *results, Turn("user", "v")]
+    made = fitted(turns, template(LLAMA), False)
+    template(LLAMA).prompt(made)
+    kinds = [(message["role"], message["content"]) for message in made]
+    called = [call["id"] for message in made for call in message.get("tool_calls", ())]
+    assert kinds == [
+        ("user", "u"),
+        ("assistant", "a"),
+        ("assistant", ""),
+        ("tool", "of 1"),
+        ("assistant", ""),
+        ("tool", "of 2"),
+        ("assistant", ""),
+        ("tool", "of x"),
+        ("user", "v"),
+    ]
+    assert called == ["1", "2", "3"]
+
+
+def test_the_ensemble_refuses_a_text_that_the_template_leaves_out_because_of_a_call() -> None:
+    function = {"name": "ls", "arguments": {}}
+    call = {"id": "1", "type": "function", "function": function}
+    for content in ("", " \n"):
+        template(LLAMA).prompt([{"role": "assistant", "content": content, "tool_calls": [call]}])
+    with pytest.raises(RefusedError, match=r"^messages\[0\]\.content: .* leaves it out"):
+        template(LLAMA).prompt([{"role": "assistant", "content": "a", "tool_calls": [call]}])
 
 
 @pytest.mark.parametrize("source", [ANY, FIRST_SYSTEM, TOOLS])

@@ -23,6 +23,13 @@ TEXTS = (
     "{% endfor %}"
     "<|end|>{% endfor %}<|assistant|>"
 )
+# takes one call a message and leaves out its content, as that of Llama 3.1
+LLAMA = (
+    "{% for m in messages %}{% if m.tool_calls %}"
+    "{% if m.tool_calls | length != 1 %}{{ raise_exception('single tool-calls') }}{% endif %}"
+    "<|assistant|>{{ m.tool_calls[0].function | tojson }}"
+    "{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}<|end|>{% endfor %}<|assistant|>"
+)
 # takes tools' turns between users' and assistants' that alternate, and writes the system message before the
 # last one if that is the user's, as that of Mistral 7B Instruct 0.3
 MISTRAL = (
