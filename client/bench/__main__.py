@@ -189,7 +189,7 @@ def server_of(url: str) -> str:
 def main() -> int:
     asked = arguments()
     try:
-        server = server_of(asked.url)
+        about = provenance(f"python -m client.bench {shlex.join(sys.argv[1:])}".strip(), server_of(asked.url))
         results, interrupted = bench(asked)
     except InputsError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -202,7 +202,6 @@ def main() -> int:
         )
         return 1
     limits = Limits(asked.ttft_limit_ms, asked.tpot_limit_ms)
-    about = provenance(f"python -m client.bench {shlex.join(sys.argv[1:])}".strip(), server)
     if asked.json:
         report = {**about, "inputs": asked.inputs, "limits": asdict(limits), "loads": results}
         asked.json.write_text(json.dumps(report, indent=1) + "\n")

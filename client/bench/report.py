@@ -108,8 +108,8 @@ def provenance(command: str, server: str) -> dict[str, Any]:
         "command": command,
         "machine": {
             "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "cores": _cores(),
+            "memory_gib": _memory_gib(),
             "system": platform.platform(),
         },
         "versions": {
@@ -118,6 +118,17 @@ def provenance(command: str, server: str) -> dict[str, Any]:
             **{p: importlib.metadata.version(p) for p in packages},
         },
     }
+
+
+def _cores() -> int | None:
+    """Those that this process may use; all of them where the system does not say it, as macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_gib() -> float | None:
+    if not hasattr(os, "sysconf"):  # Windows
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 def _processor() -> str:

@@ -5,9 +5,11 @@ loops against a client that answers by a script.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from client.bench import __main__ as bench
 from client.bench.__main__ import arguments
 from client.bench.arrivals import Load, due_times
 from client.bench.inputs import Ask, InputsError, asks, read_lines, take
-from client.bench.report import Limits, lines, percentiles, summary
+from client.bench.report import Limits, lines, percentiles, provenance, summary
 from client.bench.run import Outcome, run
 from client.options import chosen
 
@@ -54,6 +56,15 @@ def test_percentiles_lie_between_neighbours() -> None:
     assert percentiles([float(n) for n in range(101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
     assert percentiles([1.0, 2.0]) == {"p50": 1.5, "p90": 1.9, "p99": 1.99}
     assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+
+
+def test_a_report_says_what_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = provenance("bench", "triton 2.51.0")["machine"]
+    assert machine["cores"] == len(os.sched_getaffinity(0))
+    assert machine["memory_gib"] > 0
+    monkeypatch.setattr("client.bench.report.os", SimpleNamespace(cpu_count=lambda: 8))  # as on Windows
+    machine = provenance("bench", "triton 2.51.0")["machine"]
+    assert (machine["cores"], machine["memory_gib"]) == (8, None)
 
 
 def outcome(ttft_s: float, tpot_s: float, tokens: int = 11, due_s: float = 0.0, error: str = "") -> Outcome:
