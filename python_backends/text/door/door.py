@@ -127,7 +127,7 @@ class Door:
         self._check_length(name, len(ids))
         self._check_rows(name, ids)
         is_open = name == "text_input" or values["extras"].continues
-        continues = is_plain or (is_open and self._ends_within_a_text(ids))
+        continues = (is_plain and bool(text)) or (is_open and self._ends_within_a_text(ids))
         return Prompt(name, ids, text, continues, encoding)
 
     def _rendered(self, values: Values) -> str:

@@ -636,6 +636,14 @@ def test_nothing_is_put_before_a_prompt_that_the_client_rendered() -> None:
         assert request.prompt.tolist().count(1) == ids
 
 
+@pytest.mark.parametrize(("text", "continues"), [("hello", True), (" ", True), ("", False)])
+def test_an_answer_to_an_empty_prompt_begins_a_text(text: str, continues: bool) -> None:
+    """So its first word has no space before it, where the tokenizer puts one before each text."""
+    request = open_door(sentence_piece(), LIMITS).answer({"text_input": text})
+    assert isinstance(request, Request)
+    assert request.continues_text is continues
+
+
 def test_a_setting_says_what_a_text_is_where_the_request_does_not() -> None:
     door = open_door(byte_level(), LIMITS, texts_are_rendered=True)
     rendered = taken(text_input=RENDERED, text_input_is_rendered=True).prompt.tolist()
