@@ -70,7 +70,7 @@ class Attempts:
     """Of one answer."""
 
     def __init__(self, patience: Patience, new: set[int], turn: Turn) -> None:
-        """`new`: those that wait and that no server has had. Both `new` and `turn` are those of all answers."""
+        """`new`: those that wait and that no server has had. `new` and `turn` are those of all answers."""
         self._patience = patience
         self._new = new
         self._turn = turn

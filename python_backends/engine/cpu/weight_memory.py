@@ -87,8 +87,8 @@ def packed_fours(linear: Linear, memory: WeightMemory, dtype: torch.dtype, gated
 
 
 def in_quads(weight: Tensor, gated: bool = False) -> Tensor:
-    """A weight of int8 [out, in] as [panels, groups, 2, 4, 2, 16 outputs, 2, 2]: the order of bytes.h, of each
-    8 inputs 0, 4, 1, 5, then 2, 6, 3, 7.
+    """A weight of int8 [out, in] as [panels, groups, 2, 4, 2, 16 outputs, 2, 2]: the order of bytes.h, of
+    each 8 inputs 0, 4, 1, 5, then 2, 6, 3, 7.
     """
     numbers = tiled(weight, gated)
     words = numbers.reshape(*numbers.shape[:3], -1, GROUP // WORD, 2, 2, 2)
