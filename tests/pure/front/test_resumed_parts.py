@@ -19,7 +19,6 @@ from front.attempts import Patience
 from front.keys import Keys
 from tests.pure.front.test_chat_parts import BODY
 from tests.pure.front.test_other_parts import ASKED, MESSAGE
-from tests.support import ensemble as stand_in
 from tests.support.ensemble import Ensemble, Front, inputs_of, response
 from tests.support.front_wire import sent
 from tests.support.tool_model import ANSWER, Answers
@@ -69,10 +68,9 @@ def test_a_stream_has_the_same_events_through_deaths_of_the_server(
     path: str, tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience = Patience(is_up=lambda: True, is_ending=lambda: False, longest_s=60.0)
-    monkeypatch.setattr(stand_in, "NO_PATIENCE", patience)
     monkeypatch.setattr(attempts, "PAUSES", Retries(first_s=0.001))
     ensemble = Mortal(Answers(tool_model).pieces(ANSWER, (2, 1, 5)))
-    front = Front(ensemble, tool_model, tmp_path, Keys(()))
+    front = Front(ensemble, tool_model, tmp_path, Keys(()), patience=patience)
     try:
         undisturbed = events_of(front, path)
         assert len(ensemble.asked) == 1
