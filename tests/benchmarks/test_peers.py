@@ -324,10 +324,11 @@ def test_what_scores_take_is_not_in_the_memory_that_answers_take(monkeypatch: py
             happened.append("scored")
             return [Scores([0.5], [1])]
 
-    monkeypatch.setattr(engine_process, "clear_peak", lambda: happened.append("cleared"))
+    monkeypatch.setattr(engine_process, "with_descendants", lambda pid: [pid, pid + 1])
+    monkeypatch.setattr(engine_process, "clear_peak", lambda _pid: happened.append("cleared"))
     told = engine_process.answer_of(Engine(), {"texts": [[1, 2]]})
     assert told["scores"] == [asdict(Scores([0.5], [1]))]
-    assert happened == ["scored", "cleared"]
+    assert happened == ["scored", "cleared", "cleared"]
 
 
 def test_an_engine_that_has_ended_is_said_to_have_and_can_be_closed(
