@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "fours.h"
@@ -25,38 +24,11 @@ inline int place_of(int input) {
 }
 
 #ifdef __AVX512VNNI__
-class ByteMultiplier {
-public:
-    // sums [rows, 32] = x [rows, depth] · panel [groups, 2, 8, 16, 4]. What follows the panel in memory is fetched.
-    static void multiply(GroupedRows rows, int count, int depth, const int8_t* panel, float* sums) {
-        for (int row = 0; row < count; row += TOGETHER) {
-            add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? GROUP_BYTES / 64 : 0);
-            rows.x += size_t(TOGETHER) * depth;
-            rows.scales += TOGETHER * (depth / GROUP);
-            rows.offsets += TOGETHER * (depth / GROUP);
-            sums += TOGETHER * PANEL;
-        }
-    }
-
-private:
+// A panel is [groups, 2, 8, 16, 4].
+struct ByteKernel {
     // Rows whose sums stay in registers, of one tile or of both.
     static constexpr int TOGETHER = 12, WITH_BOTH_TILES = 6;
     static constexpr int AHEAD = 12 * GROUP_BYTES;
-
-    template <int ROWS>
-    static void add(int rows, const GroupedRows& of, int depth, const int8_t* panel, float* sums, int lines) {
-        if constexpr (ROWS > 1) {
-            if (rows < ROWS) {
-                return add<ROWS - 1>(rows, of, depth, panel, sums, lines);
-            }
-        }
-        if constexpr (ROWS <= WITH_BOTH_TILES) {
-            add_tiles<ROWS, 2>(of, depth, panel, 0, sums, lines);
-        } else {
-            add_tiles<ROWS, 1>(of, depth, panel, 0, sums, lines);
-            add_tiles<ROWS, 1>(of, depth, panel, 1, sums, 0);
-        }
-    }
 
     // From the tile `begin` on.
     template <int ROWS, int TILES>

@@ -59,6 +59,11 @@ struct GroupedRows {
     const float* scales;     // t [rows, depth / 32]
     const float* totals;     // t·Σ p [rows, depth / 32]
     const int32_t* offsets;  // −128·Σ p [rows, depth / 32]: bytes.h
+
+    GroupedRows from(int row, int depth) const {
+        const size_t group = size_t(row) * (depth / GROUP);
+        return {x + size_t(row) * depth, scales + group, totals + group, offsets + group};
+    }
 };
 
 // A row [depth] of those. Where a group has what is no number, t is none, whatever its bytes are.
@@ -77,20 +82,33 @@ inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* sc
     }
 }
 
-class FourMultiplier {
-public:
-    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched.
-    static void multiply(GroupedRows rows, int count, int depth, const Fours<Float16>* panel, float* sums) {
-        for (int row = 0; row < count; row += TOGETHER) {
-            add<TOGETHER>(std::min(TOGETHER, count - row), rows, depth, panel, sums, row == 0 ? sizeof(*panel) / 64 : 0);
-            rows.x += size_t(TOGETHER) * depth;
-            rows.scales += TOGETHER * (depth / GROUP);
-            rows.totals += TOGETHER * (depth / GROUP);
-            sums += TOGETHER * PANEL;
+// Up to ROWS rows by a `Kernel`: both tiles of the panel at once where the sums of so many rows stay in registers, else each alone.
+template <typename Kernel, int ROWS, typename Panel>
+void add_rows(int rows, const GroupedRows& of, int depth, const Panel* panel, float* sums, int lines) {
+    if constexpr (ROWS > 1) {
+        if (rows < ROWS) {
+            return add_rows<Kernel, ROWS - 1>(rows, of, depth, panel, sums, lines);
         }
     }
+    if constexpr (ROWS <= Kernel::WITH_BOTH_TILES) {
+        Kernel::template add_tiles<ROWS, 2>(of, depth, panel, 0, sums, lines);
+    } else {
+        Kernel::template add_tiles<ROWS, 1>(of, depth, panel, 0, sums, lines);
+        Kernel::template add_tiles<ROWS, 1>(of, depth, panel, 1, sums, 0);
+    }
+}
 
-private:
+// sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched, `lines` for each group.
+template <typename Kernel, typename Panel>
+void multiply_grouped(const GroupedRows& rows, int count, int depth, const Panel* panel, int lines, float* sums) {
+    constexpr int TOGETHER = Kernel::TOGETHER;
+    for (int row = 0; row < count; row += TOGETHER) {
+        const int some = std::min(TOGETHER, count - row);
+        add_rows<Kernel, TOGETHER>(some, rows.from(row, depth), depth, panel, sums + row * PANEL, row ? 0 : lines);
+    }
+}
+
+struct FourKernel {
     // Rows whose sums stay in registers, of one tile or of both; with AVX2 those of a group do.
 #ifdef __AVX512F__
     static constexpr int TOGETHER = 8, WITH_BOTH_TILES = 5;
@@ -98,21 +116,6 @@ private:
     static constexpr int TOGETHER = 4, WITH_BOTH_TILES = 1;
 #endif
     static constexpr int AHEAD = 16;  // groups that are fetched before they are multiplied
-
-    template <int ROWS>
-    static void add(int rows, const GroupedRows& of, int depth, const Fours<Float16>* panel, float* sums, int lines) {
-        if constexpr (ROWS > 1) {
-            if (rows < ROWS) {
-                return add<ROWS - 1>(rows, of, depth, panel, sums, lines);
-            }
-        }
-        if constexpr (ROWS <= WITH_BOTH_TILES) {
-            add_tiles<ROWS, 2>(of, depth, panel, 0, sums, lines);
-        } else {
-            add_tiles<ROWS, 1>(of, depth, panel, 0, sums, lines);
-            add_tiles<ROWS, 1>(of, depth, panel, 1, sums, 0);
-        }
-    }
 
     // From the tile `begin` on.
     template <int ROWS, int TILES>

@@ -376,24 +376,22 @@ public:
     // The same with a panel of weights of 4 bits, rows being rounded.
     void multiply_fours(GroupedRows rows, int count, int depth, const Fours<Float16>* panel, float* sums) {
 #ifdef __AMX_BF16__
-        const int blocks = count / TILE, done = blocks * TILE, groups = depth / GROUP;
+        const int blocks = count / TILE, done = blocks * TILE;
         if (blocks) {
             m_halves.multiply_fours(rows, blocks, depth, panel, sums);
         }
-        rows.x += size_t(done) * depth;
-        rows.scales += done * groups;
-        rows.totals += done * groups;
+        rows = rows.from(done, depth);
         count -= done;
         sums += done * PANEL;
 #endif
-        FourMultiplier::multiply(rows, count, depth, panel, sums);
+        multiply_grouped<FourKernel>(rows, count, depth, panel, sizeof(*panel) / 64, sums);
     }
 
     // The same with a panel of bytes in the order of bytes.h.
     void multiply_bytes([[maybe_unused]] GroupedRows rows, [[maybe_unused]] int count, [[maybe_unused]] int depth,
                         [[maybe_unused]] const int8_t* panel, [[maybe_unused]] float* sums) {
 #ifdef __AVX512VNNI__
-        ByteMultiplier::multiply(rows, count, depth, panel, sums);
+        multiply_grouped<ByteKernel>(rows, count, depth, panel, GROUP_BYTES / 64, sums);
 #endif
     }
 

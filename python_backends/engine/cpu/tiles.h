@@ -53,7 +53,7 @@ public:
         }
     }
 
-    // The same as FourMultiplier::multiply, of `blocks` of 16 rows.
+    // The same as multiply_grouped<FourKernel>, of `blocks` of 16 rows.
     void multiply_fours(GroupedRows rows, int blocks, int depth, const Fours<Float16>* panel, float* sums) {
         const int groups = depth / GROUP;
         auto* bytes = m_bytes.of(size_t(depth) * PANEL);
@@ -73,9 +73,7 @@ public:
         for (int block = 0; block < blocks; ++block) {
             multiply_fours(rows, groups, panel, bytes, 0, sums);
             multiply_fours(rows, groups, panel, bytes, 1, sums);
-            rows.x += size_t(TILE) * depth;
-            rows.scales += TILE * groups;
-            rows.totals += TILE * groups;
+            rows = rows.from(TILE, depth);
             sums += TILE * PANEL;
         }
     }
