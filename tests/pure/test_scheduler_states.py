@@ -350,6 +350,7 @@ class SchedulerStates(RuleBasedStateMachine):
         computed it before, or does so in the same step. But for the block of the last token, of which one is
         always computed, and for prompts that are scored. Where one was, a block may outlive the one before
         it: then it is found only when that one is computed again, so only the first of a span is compared.
+        Blocks before the span may be found in the copy that a scored prompt has made.
         """
         slots, table = self.scheduler.slots, self.device.rows
         has_scored = any(answer.request.wants_prompt_log_probs for answer in self.answers.values())
@@ -362,7 +363,7 @@ class SchedulerStates(RuleBasedStateMachine):
             last = len(tokens) // BLOCK_TOKENS
             if last > first:
                 last = first + 1 if has_scored else last
-                assert self.scheduler.blocks.match(tokens, [])[:last] == table[int(slot)][:last]
+                assert self.scheduler.blocks.match(tokens, [])[first:last] == table[int(slot)][first:last]
 
     def take_started(self) -> None:
         """Who is put before others that came earlier does not hold them up for longer than the bound."""

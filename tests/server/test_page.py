@@ -32,10 +32,12 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gapless]:
-    """One slot; 10 ms a step: an answer takes 12 s or more."""
+    """One slot; 10 ms a step: an answer takes 12 s or more. An engine is started for as long as several
+    snapshots take.
+    """
     model = write_toy_model(tmp_path_factory.mktemp("models") / "model")
     slots = {"engine.slots": 1, "streams.dead_after_s": 3, "front.demo": "true"}
-    with Gapless(**{**toy_settings(model, step_ms=10), **slots}) as made:
+    with Gapless(**{**toy_settings(model, step_ms=10, load_s=2), **slots}) as made:
         yield made
 
 

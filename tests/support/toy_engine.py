@@ -8,8 +8,9 @@ nothing, so tests of everything around an engine use it: `engine.kind = TOY`.
 
 The hidden state at the end of a prompt is (its length, slot).
 
-`engine.options` are `step_ms` (of each step), `poison_token` (the process dies when it computes this token)
-and `block_bytes` (of a KV block that is copied; default: those of its tokens).
+`engine.options` are `load_s` (how long a start takes at least), `step_ms` (of each step), `poison_token` (the
+process dies when it computes this token) and `block_bytes` (of a KV block that is copied; default: those of
+its tokens).
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class ToyEngine:
             state_layer=int(settings.exports_states),
         )
         options = dict(option.split("=") for option in engine.options.split())
+        time.sleep(float(options.get("load_s", 0)))
         self._step_s = float(options.get("step_ms", 0)) / 1000
         self._poison = int(options.get("poison_token", -1))
         self._rows: dict[int, _Row] = {}
