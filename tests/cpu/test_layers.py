@@ -39,7 +39,7 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
-from python_backends.engine.model.four_bits import numbers
+from python_backends.engine.model.four_bits import GROUP, numbers
 from python_backends.engine.model.quantised import AS_IT_IS, grouped, quantise
 from python_backends.engine.slots.adapter_slots import AdapterSlots
 from python_backends.engine.slots.allowed import Allowed
@@ -80,11 +80,19 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
-def rounded_groups(x: Tensor) -> Tensor:
-    """To int8, with a scale for 32 neighbours."""
-    groups = x.unflatten(-1, (-1, 32))
-    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-    return ((groups / scale).round() * scale).flatten(-2)
+def rounded_groups(x: Tensor, group: int) -> Tensor:
+    """To int8, with a scale for so many neighbours."""
+    return torch.cat([_rounded_group(each) for each in x.split(group, -1)], -1)
+
+
+def _rounded_group(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return (x / scale).round() * scale
+
+
+def bytes_group(path: Path) -> int:
+    """Neighbours for which a library rounds rows that weights of int8 multiply; 0: it does not."""
+    return (64 if library.has_tiles(path) else 32) if library.multiplies_bytes(path) else 0
 
 
 def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
@@ -191,7 +199,7 @@ class Random:
         self.embedding = rounded(torch.randn(vocabulary, HIDDEN))
         self.positions: Tensor | None = None
         self.embedding_scale, self.logit_scale, self.logit_softcap = 1.0, 1.0, None
-        self.multiplies_bytes = False  # by the library, weights of int8 by rows of int8
+        self.bytes_group = 0  # inputs for which rows are rounded that are multiplied by int8; 0: they are not
         self.rotary = Rotary(ROTARY.frequencies[: heads.head_dim // 2], ROTARY.scale)
         # of each layer and span, all that is in KV blocks: [2, kv_heads, tokens, dim]
         self.past = [
@@ -289,8 +297,8 @@ class Random:
         return y + self.rounded(x @ a.T) @ b.T
 
     def _product(self, x: Tensor, by: Linear) -> Tensor:
-        is_rounded = by.minimum is not None or (by.scale is not None and self.multiplies_bytes)
-        return linear(rounded_groups(x) if is_rounded and self.dtype == torch.bfloat16 else x, by)
+        group = GROUP if by.minimum is not None else self.bytes_group if by.scale is not None else 0
+        return linear(rounded_groups(x, group) if group and self.dtype == torch.bfloat16 else x, by)
 
     def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
         if attention.rotary is None:
@@ -398,7 +406,7 @@ class Made:
         heads = HEADS[name]
         made = [random_layer(heads, **options) for options in layers]
         model = Random(self.dtype, heads, made, vocabulary)
-        model.multiplies_bytes = library.multiplies_bytes(self.path)
+        model.bytes_group = bytes_group(self.path)
         return model
 
     def computed(self, model: Random, **options: Any) -> Computed:

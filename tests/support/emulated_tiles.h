@@ -121,7 +121,7 @@ inline void multiply(int sums, int x, int weights) {
     }
 }
 
-// sums += x · weights, of four signed bytes of x and four without a sign of the weights
+// sums += x · weights, of four signed bytes of each
 inline void multiply_bytes(int sums, int x, int weights) {
     want(sums != x && sums != weights && x != weights, "the same tile twice");
     for (const int number : {sums, x, weights}) {
@@ -137,7 +137,7 @@ inline void multiply_bytes(int sums, int x, int weights) {
             auto* to = tiles[sums].rows[row] + 4 * column;
             std::memcpy(&sum, to, sizeof(sum));
             for (int input = 0; input < config.bytes[x]; ++input) {
-                sum += int8_t(tiles[x].rows[row][input]) * tiles[weights].rows[input / 4][4 * column + input % 4];
+                sum += int8_t(tiles[x].rows[row][input]) * int8_t(tiles[weights].rows[input / 4][4 * column + input % 4]);
             }
             std::memcpy(to, &sum, sizeof(sum));
         }
@@ -152,11 +152,11 @@ inline void multiply_bytes(int sums, int x, int weights) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
-#undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(from) emulated::load_config(from)
 #define _tile_release() emulated::release()
 #define _tile_zero(tile) emulated::zero(tile)
 #define _tile_loadd(tile, from, stride) emulated::load(tile, from, stride)
 #define _tile_stored(tile, to, stride) emulated::store(tile, to, stride)
 #define _tile_dpbf16ps(sums, x, weights) emulated::multiply(sums, x, weights)
-#define _tile_dpbsud(sums, x, weights) emulated::multiply_bytes(sums, x, weights)
+#define _tile_dpbssd(sums, x, weights) emulated::multiply_bytes(sums, x, weights)

@@ -1,5 +1,5 @@
 // Products with weights of a byte, w = s·q with s for each output, where the processor multiplies bytes (VNNI). As with weights of 4 bits in
-// a model of bfloat16 (fours.h), the x are rounded to t·p for the 32 inputs of a group, and sums of integers are exact:
+// a model of bfloat16 (fours.h), the x are rounded to t·p for the inputs of a group, and sums of integers are exact:
 //
 //     Σ x·w = s·Σ t·Σ p·q,  the outer sum being that of the groups
 //
@@ -15,7 +15,14 @@
 
 namespace gapless {
 
-constexpr int GROUP_BYTES = GROUP * PANEL;  // of a panel
+constexpr int GROUP_BYTES = GROUP * PANEL;  // of 32 inputs of a panel
+
+// Inputs that share a t. Between the sums of two groups a tile is stored and read again, so that tiles take greater groups.
+#ifdef __AMX_INT8__
+constexpr int BYTES_GROUP = 2 * GROUP;
+#else
+constexpr int BYTES_GROUP = GROUP;
+#endif
 
 // Where a group has an input, in the order of `store_bytes`, of the first output of a tile.
 inline int place_of(int input) {
@@ -24,7 +31,7 @@ inline int place_of(int input) {
 }
 
 #ifdef __AVX512VNNI__
-// A panel is [groups, 2, 8, 16, 4].
+// A panel is [depth / 32, 2, 8, 16, 4].
 struct ByteKernel {
     // Rows whose sums stay in registers, of one tile or of both.
     static constexpr int TOGETHER = 12, WITH_BOTH_TILES = 6;
@@ -33,7 +40,7 @@ struct ByteKernel {
     // From the tile `begin` on.
     template <int ROWS, int TILES>
     [[gnu::noinline]] static void add_tiles(GroupedRows rows, int depth, const int8_t* panel, int begin, float* sums, int lines) {
-        const int groups = depth / GROUP;
+        const int groups = rows.groups(depth);
         const auto* weights = reinterpret_cast<const char*>(panel) + begin * GROUP * TILE;
         Vector all[TILES][ROWS];
 #pragma GCC unroll 16
@@ -43,8 +50,7 @@ struct ByteKernel {
                 all[tile][row] = spread(0.f);
             }
         }
-        for (int index = 0; index < groups; ++index, rows.x += GROUP, weights += GROUP_BYTES) {
-            fetch(weights + AHEAD, lines);
+        for (int index = 0; index < groups; ++index) {
             Line of[TILES][ROWS];
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; ++row) {
@@ -53,18 +59,22 @@ struct ByteKernel {
                     of[tile][row] = spread_number(rows.offsets[row * groups + index]);
                 }
             }
-            for (int word = 0; word < GROUP / 4; ++word) {
-                Line codes[TILES];
-#pragma GCC unroll 2
-                for (int tile = 0; tile < TILES; ++tile) {
-                    codes[tile] = without_sign(load_line(weights + (tile * GROUP / 4 + word) * 64));
-                }
-#pragma GCC unroll 16
-                for (int row = 0; row < ROWS; ++row) {
-                    const auto x = spread_word(rows.x + size_t(row) * depth + word * 4);
+            const int end = std::min(BYTES_GROUP, depth - index * BYTES_GROUP);
+            for (int input = 0; input < end; input += GROUP, rows.x += GROUP, weights += GROUP_BYTES) {
+                fetch(weights + AHEAD, lines);
+                for (int word = 0; word < GROUP / 4; ++word) {
+                    Line codes[TILES];
 #pragma GCC unroll 2
                     for (int tile = 0; tile < TILES; ++tile) {
-                        of[tile][row] = add_bytes(of[tile][row], codes[tile], x);
+                        codes[tile] = without_sign(load_line(weights + (tile * GROUP / 4 + word) * 64));
+                    }
+#pragma GCC unroll 16
+                    for (int row = 0; row < ROWS; ++row) {
+                        const auto x = spread_word(rows.x + size_t(row) * depth + word * 4);
+#pragma GCC unroll 2
+                        for (int tile = 0; tile < TILES; ++tile) {
+                            of[tile][row] = add_bytes(of[tile][row], codes[tile], x);
+                        }
                     }
                 }
             }

@@ -55,30 +55,43 @@ inline Vector weights_of(Line part, int i, const Factors& factors) {
 
 // Rows of bfloat16 as they are multiplied with such weights.
 struct GroupedRows {
+    int each;                // inputs of a group: 32, or more with weights of a byte; the last group may have fewer
     const int8_t* x;         // p [rows, depth]
-    const float* scales;     // t [rows, depth / 32]
-    const float* totals;     // t·Σ p [rows, depth / 32]
-    const int32_t* offsets;  // −128·Σ p [rows, depth / 32]: bytes.h
+    const float* scales;     // t [rows, groups]
+    const float* totals;     // t·Σ p [rows, groups]
+    const int32_t* offsets;  // −128·Σ p [rows, groups]: bytes.h
+
+    int groups(int depth) const {
+        return (depth + each - 1) / each;
+    }
 
     GroupedRows from(int row, int depth) const {
-        const size_t group = size_t(row) * (depth / GROUP);
-        return {x + size_t(row) * depth, scales + group, totals + group, offsets + group};
+        const size_t group = size_t(row) * groups(depth);
+        return {each, x + size_t(row) * depth, scales + group, totals + group, offsets + group};
     }
 };
 
 // A row [depth] of those. Where a group has what is no number, t is none, whatever its bytes are.
-inline void put_grouped(const Bfloat16* x, int depth, int8_t* rounded, float* scales, float* totals, int32_t* offsets) {
-    for (int i = 0; i < depth; i += GROUP) {
-        const auto low = load(x + i, TILE), high = load(x + i + TILE, TILE);
-        const float all = total(low + high), most = greatest(greater(absolute(low), absolute(high)));
-        const auto inverse = spread(most > LEAST ? 127 / most : 0);
-        const auto low_whole = whole(low * inverse), high_whole = whole(high * inverse);
-        store_bytes(rounded + i, low_whole);
-        store_bytes(rounded + i + TILE, high_whole);
-        const float sum = total(low_whole + high_whole);
-        scales[i / GROUP] = most / 127 + (all - all);
-        totals[i / GROUP] = scales[i / GROUP] * sum;
-        offsets[i / GROUP] = sum == sum ? -128 * int(sum) : 0;
+inline void put_grouped(const Bfloat16* x, int depth, int each, int8_t* rounded, float* scales, float* totals, int32_t* offsets) {
+    for (int begin = 0; begin < depth; begin += each, ++scales, ++totals, ++offsets) {
+        const int end = std::min(begin + each, depth);
+        auto all = spread(0.f), most = spread(0.f), sums = spread(0.f);
+        for (int i = begin; i < end; i += TILE) {
+            const auto some = load(x + i, TILE);
+            all = all + some;
+            most = greater(most, absolute(some));
+        }
+        const float limit = greatest(most), sum_of_all = total(all);
+        const auto inverse = spread(limit > LEAST ? 127 / limit : 0);
+        for (int i = begin; i < end; i += TILE) {
+            const auto some = whole(load(x + i, TILE) * inverse);
+            store_bytes(rounded + i, some);
+            sums = sums + some;
+        }
+        const float sum = total(sums);
+        *scales = limit / 127 + (sum_of_all - sum_of_all);
+        *totals = *scales * sum;
+        *offsets = sum == sum ? -128 * int(sum) : 0;
     }
 }
 

@@ -130,10 +130,8 @@ def has_tiles(path: Path) -> bool:
 
 
 def multiplies_bytes(path: Path) -> bool:
-    """Whether it multiplies weights of int8 by rows rounded to int8 in a model of bfloat16. AMX has faster
-    products of bfloat16.
-    """
-    return path.name.startswith(f"layers-{Kind.AVX512_BF16}-")
+    """Whether it multiplies weights of int8 by rows rounded to int8 in a model of bfloat16."""
+    return path.name.startswith((f"layers-{Kind.AMX}-", f"layers-{Kind.AVX512_BF16}-"))
 
 
 def is_kept() -> bool:

@@ -2,9 +2,9 @@
 // instruction multiplies bfloat16, weights are read as such and become float32 in registers. A row's sums do not depend on the rows beside
 // it.
 //
-// Weights of one byte lie in the places that numbers of `Value` have, and become such in registers; where tiles multiply them, in a memory
-// that stays in a cache until all rows are multiplied. int8 is exact in bfloat16. Or bytes are multiplied as such (bytes.h). Weights by
-// group (fours.h, eights.h) become such in registers where few rows of float32 are multiplied, else in such a memory.
+// Weights of one byte lie in the places that numbers of `Value` have, and become such in registers. Or bytes are multiplied as such
+// (bytes.h). Weights by group (fours.h, eights.h) become such in registers where few rows of float32 are multiplied, else in a memory that
+// stays in a cache until all rows are multiplied.
 
 #pragma once
 
@@ -49,14 +49,12 @@ inline Pairs weights_of(const Bfloat16* from, Bfloat16) {
 #endif
 }
 
+#ifndef __AVX512BF16__
 inline Pairs weights_of(const int8_t* from, Bfloat16) {
-#ifdef __AVX512BF16__
-    return load_pairs(from);
-#else
     const auto words = load_words(from);
     return {first_bytes(words), second_bytes(words)};
-#endif
 }
+#endif
 
 inline Vector add_product(Vector sum, const float* input, Vector weights) {
     return fused(spread(*input), weights, sum);
@@ -71,24 +69,9 @@ inline Vector add_product(Vector sum, const Bfloat16* inputs, Pairs weights) {
 #endif
 }
 
-#ifdef __AMX_BF16__
-// to [inputs, 32] = the bytes. Fetches those that are so many `ahead`.
-inline void unpack(const int8_t* bytes, int inputs, int ahead, Bfloat16* to) {
-    for (int i = 0; i < inputs * PANEL; i += 64) {
-        fetch(bytes + i + ahead, 1);
-        store_line(reinterpret_cast<char*>(to + i), load_pairs(bytes + i));
-        store_line(reinterpret_cast<char*>(to + i + 32), load_pairs(bytes + i + 32));
-    }
-}
-#endif
-
 constexpr int AHEAD = 12 << 10;  // bytes from what is multiplied at once to what is fetched
 
 // Where a panel has what is multiplied from an input on.
-inline const int8_t* from_input(const int8_t* panel, int input) {
-    return panel + size_t(input) * PANEL;
-}
-
 template <typename Of>
 const Of* from_input(const Of* groups, int input) {
     return groups + input / Of::INPUTS;
@@ -350,10 +333,9 @@ public:
         m_floats.multiply(x, rows, depth, panel, sums);
     }
 
-    void multiply(const Bfloat16* x, int rows, int depth, const int8_t* panel, float* sums) {
-#ifdef __AMX_BF16__
-        multiply_unpacked(x, rows, depth, panel, sums);
-#else
+    void multiply([[maybe_unused]] const Bfloat16* x, [[maybe_unused]] int rows, [[maybe_unused]] int depth,
+                  [[maybe_unused]] const int8_t* panel, [[maybe_unused]] float* sums) {
+#ifndef __AVX512BF16__  // else they are multiplied as such
         m_halves.multiply(x, rows, depth, panel, sums);
 #endif
     }
@@ -390,6 +372,15 @@ public:
     // The same with a panel of bytes in the order of bytes.h.
     void multiply_bytes([[maybe_unused]] GroupedRows rows, [[maybe_unused]] int count, [[maybe_unused]] int depth,
                         [[maybe_unused]] const int8_t* panel, [[maybe_unused]] float* sums) {
+#ifdef __AMX_BF16__
+        const int blocks = count / TILE, done = blocks * TILE;
+        if (blocks) {
+            m_halves.multiply_bytes(rows, blocks, depth, panel, sums);
+        }
+        rows = rows.from(done, depth);
+        count -= done;
+        sums += done * PANEL;
+#endif
 #ifdef __AVX512VNNI__
         multiply_grouped<ByteKernel>(rows, count, depth, panel, GROUP_BYTES / 64, sums);
 #endif

@@ -20,7 +20,7 @@ constexpr int TAKEN = 4;  // rows that a thread takes at a time
 // Memory for the rows of one product for which they are rounded.
 struct GroupedMemory {
     int8_t* rounded = nullptr;                   // [rows, depth]
-    float *scales = nullptr, *totals = nullptr;  // [rows, depth / 32]
+    float *scales = nullptr, *totals = nullptr;  // [rows, groups]
     int32_t* offsets = nullptr;                  // the same
 };
 
@@ -28,16 +28,16 @@ inline bool rounds_rows(int format) {
     return format == GAPLESS_INT4 || format == GAPLESS_BYTES;
 }
 
-// x [rows, depth] as such weights take it.
-inline GroupedRows add_grouping(Phases& phases, const Bfloat16* x, int rows, int depth, const GroupedMemory& memory) {
+// x [rows, depth] as such weights take it, in groups of `each` inputs.
+inline GroupedRows add_grouping(Phases& phases, const Bfloat16* x, int rows, int depth, int each, const GroupedMemory& memory) {
+    const GroupedRows made{each, memory.rounded, memory.scales, memory.totals, memory.offsets};
     phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
         for (int row = first; row < last; ++row) {
-            const size_t at = size_t(row) * depth;
-            const size_t group = at / GROUP;
-            put_grouped(x + at, depth, memory.rounded + at, memory.scales + group, memory.totals + group, memory.offsets + group);
+            const size_t at = size_t(row) * depth, group = size_t(row) * made.groups(depth);
+            put_grouped(x + at, depth, each, memory.rounded + at, memory.scales + group, memory.totals + group, memory.offsets + group);
         }
     });
-    return {memory.rounded, memory.scales, memory.totals, memory.offsets};
+    return made;
 }
 
 template <typename Value>
@@ -74,7 +74,7 @@ void add_product(Phases& phases, const Value* x, int rows, const GaplessWeight& 
     GroupedRows grouped{};
     if constexpr (std::is_same_v<Value, Bfloat16>) {
         if (rounds_rows(format)) {
-            grouped = add_grouping(phases, x, rows, depth, memory);
+            grouped = add_grouping(phases, x, rows, depth, format == GAPLESS_BYTES ? BYTES_GROUP : GROUP, memory);
         }
     }
     phases.add(rows ? panels : 0, 1, [=](Multiplier& multiplier, int first, int last) {

@@ -1,4 +1,4 @@
-// Products of bfloat16, and of integers with weights of 4 bits, by the processor's tiles (AMX).
+// Products of bfloat16, and of integers with weights of 4 bits or of a byte, by the processor's tiles (AMX).
 
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "bytes.h"
 #include "fours.h"
 #include "panels.h"
 #include "vectors.h"
@@ -68,7 +69,7 @@ public:
                 }
             }
         }
-        shape(FOURS);
+        shape(INTEGERS);
         keep_order();
         for (int block = 0; block < blocks; ++block) {
             multiply_fours(rows, groups, panel, bytes, 0, sums);
@@ -78,9 +79,20 @@ public:
         }
     }
 
+    // The same as multiply_grouped<ByteKernel>, of `blocks` of 16 rows.
+    void multiply_bytes(GroupedRows rows, int blocks, int depth, const int8_t* panel, float* sums) {
+        shape(INTEGERS);
+        keep_order();
+        for (int block = 0; block < blocks; ++block) {
+            multiply_bytes(rows, depth, panel, sums, block ? 0 : GROUP_BYTES / 64);
+            rows = rows.from(TILE, depth);
+            sums += TILE * PANEL;
+        }
+    }
+
 private:
     static constexpr int BYTES_AHEAD = 2048;
-    static constexpr int FOURS = -1;  // instead of a number of rows: tiles are those of weights of 4 bits
+    static constexpr int INTEGERS = -1;  // instead of a number of rows: tiles are those of bytes
 
     // What was written before is in memory when a tile is loaded: GCC 12 takes it that a configuration is 8 bytes, and that tiles are read
     // from nowhere.
@@ -102,9 +114,9 @@ private:
         Config config;
         std::fill_n(config.bytes, 8, 64);
         std::fill_n(config.rows, 8, TILE);
-        if (rows == FOURS) {
+        if (rows == INTEGERS) {
             config.bytes[4] = GROUP;
-            config.rows[6] = GROUP / 4;
+            config.rows[6] = config.rows[7] = GROUP / 4;
         } else {
             config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
             config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
@@ -160,7 +172,7 @@ private:
             _tile_zero(0);
             _tile_loadd(4, rows.x + index * GROUP, groups * GROUP);
             _tile_loadd(6, bytes + (index * 2 + tile) * GROUP * TILE, 64);
-            _tile_dpbsud(0, 4, 6);
+            _tile_dpbssd(0, 4, 6);
             _tile_stored(0, sums_of_group, 64);
             const auto scale = load_halves(panel[index].scales[tile]), minimum = load_halves(panel[index].minima[tile]);
 #pragma GCC unroll 16
@@ -173,6 +185,47 @@ private:
 #pragma GCC unroll 16
         for (int row = 0; row < TILE; ++row) {
             store(sums + row * PANEL + tile * TILE, all[row]);
+        }
+    }
+
+    static void multiply_bytes(const GroupedRows& rows, int depth, const int8_t* panel, float* sums, int lines) {
+        alignas(64) int32_t of[2][2][TILE][TILE];  // of two groups: the next one is multiplied while these are read
+        const int groups = rows.groups(depth);
+        for (int at = 0; at < TILE * PANEL; at += TILE) {
+            store(sums + at, spread(0.f));
+        }
+        for (int index = 0; index <= groups; ++index) {
+            if (index < groups) {
+                _tile_zero(0);
+                _tile_zero(1);
+                const int end = std::min((index + 1) * BYTES_GROUP, depth);
+                for (int input = index * BYTES_GROUP; input < end; input += GROUP) {
+                    const auto* weights = panel + input * PANEL;
+                    fetch(weights + ByteKernel::AHEAD, lines);
+                    _tile_loadd(4, rows.x + input, depth);
+                    _tile_loadd(6, weights, 64);
+                    _tile_loadd(7, weights + GROUP * TILE, 64);
+                    _tile_dpbssd(0, 4, 6);
+                    _tile_dpbssd(1, 4, 7);
+                }
+                _tile_stored(0, of[index % 2][0], 64);
+                _tile_stored(1, of[index % 2][1], 64);
+            }
+            if (index) {
+                add_scaled(of[(index - 1) % 2], rows.scales + index - 1, groups, sums);
+            }
+        }
+    }
+
+    // sums [16, 32] += those `of` a group, by the scales [16] that lie `stride` apart.
+    static void add_scaled(const int32_t (&of)[2][TILE][TILE], const float* scales, int stride, float* sums) {
+#pragma GCC unroll 16
+        for (int row = 0; row < TILE; ++row, sums += PANEL, scales += stride) {
+            const auto scale = spread(*scales);
+            for (int tile = 0; tile < 2; ++tile) {
+                const auto sum = byte_sums(load_line(reinterpret_cast<const char*>(of[tile][row])));
+                store(sums + tile * TILE, fused(sum, scale, load(sums + tile * TILE)));
+            }
         }
     }
 

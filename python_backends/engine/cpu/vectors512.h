@@ -45,12 +45,6 @@ inline Vector load(const int8_t* from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
-#ifdef __AVX512BF16__
-inline Line load_pairs(const int8_t* from) {  // 16 pairs in bfloat16
-    return reinterpret_cast<Line>(_mm512_cvtne2ps_pbh(load(from + TILE), load(from)));
-}
-#endif
-
 // 16 pairs of bytes, and of those the first ones and the second ones.
 inline Line load_words(const int8_t* from) {
     return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
